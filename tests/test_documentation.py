@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
-from steepen.cli.app import app, main
+from steepen.requests.app import main, root_command
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")])
@@ -53,7 +52,7 @@ def commands(lines: list[str]) -> list[list[str]]:
 
 def parse(words: list[str]) -> None:
     """Parse a command line to its end without running the command; raises where an option is unknown."""
-    command: Any = typer.main.get_command(app)
+    command: Any = root_command()
     name = "steepen"
     while True:
         context = command.make_context(name, list(words))

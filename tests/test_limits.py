@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
-import typer.main
 
 from run_fixtures import make_spec
-from steepen.cli.app import app, main
 from steepen.data.prepare import PrepareRequest
 from steepen.errors import UsageError
 from steepen.model.arm import AllocationRule, Stage
@@ -28,6 +26,10 @@ from steepen.model.shape import BlockAllocation
 from steepen.recipe.paper_tables import PAPER
 from steepen.recipe.recipe_choice import choose_recipes
 from steepen.recipe.recipe_file import RecipeFile, write_recipe
+from steepen.requests.app import all_commands, main
+from steepen.requests.registry import VERBS
+from steepen.requests.request import Argument, Request, fields_of
+from steepen.requests.values import metavar
 from steepen.runs.spec import RunSpec
 from steepen.studies.context import DatasetInfo, StudyContext
 from steepen.studies.preset import Preset, load_preset
@@ -50,22 +52,35 @@ COMMANDS = [
 
 def numeric_options() -> dict[str, Any]:
     """Every option of every command that takes a number, by command and name."""
-    found: dict[str, Any] = {}
+    return {
+        f"{path} {option.opts[0]}": option
+        for path, command in all_commands()
+        for option in command.params
+        if option.type_descriptor.annotation in (int, float, list[int], list[float])
+    }
 
-    def walk(command: Any, path: str) -> None:
-        for name, inner in getattr(command, "commands", {}).items():
-            walk(inner, f"{path} {name}".strip())
-        for option in command.params:
-            if option.type_descriptor.annotation in (int, float, list[int], list[float]):
-                found[f"{path} {option.opts[0]}"] = option
 
-    walk(typer.main.get_command(app), "")
+def requests() -> dict[str, type[Request[Any]]]:
+    """The requests by the words of their commands."""
+    loaded = {name: verb.load() for name, verb in VERBS.items() if verb.target}
+    return {name: kind for name, kind in loaded.items() if isinstance(kind, type)}
+
+
+def numeric_fields() -> dict[str, list[str]]:
+    """Every number of every request: its name, with a command line that gives all that is required."""
+    found: dict[str, list[str]] = {}
+    for name, kind in requests().items():
+        required = [field for field in fields_of(kind) if field.required]
+        words = ["x" if isinstance(one.option, Argument) else f"{one.flags[0]}=0.1" for one in required]
+        for field in fields_of(kind):
+            if metavar(field.hint) in ("<int>", "<float>"):
+                found[f"{name} {field.flags[0]}"] = [*name.split(), *words]
     return found
 
 
 def test_every_number_on_the_command_line_has_a_stated_range() -> None:
     options = numeric_options()
-    assert len(options) > 70
+    assert len(options) + len(numeric_fields()) > 70
     for name, option in options.items():
         if option.metavar == "COUNT≤1e15":  # token counts with a suffix, as 100M
             continue
@@ -74,8 +89,9 @@ def test_every_number_on_the_command_line_has_a_stated_range() -> None:
 
 def test_every_number_on_the_command_line_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
     values = itertools.cycle(["nan", "inf", "-1e99", "1e99", "1" * 5000, "x"])
-    for name, value in zip(numeric_options(), values, strict=False):
-        *command, option = name.split()
+    commands = {name: name.split()[:-1] for name in numeric_options()} | numeric_fields()
+    for (name, command), value in zip(commands.items(), values, strict=False):
+        option = name.split()[-1]
         assert main([*command, f"{option}={value}"]) == 2, name
         said = capsys.readouterr().err
         assert option in said and "internal" not in said, (name, said)

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 # Classes of results, after the functions that return them.
 RESULTS = {
-    "steepen.api.fits": ["ComputeResult"],
-    "steepen.api.size_laws": ["ChinchillaResult", "IsoflopResult"],
-    "steepen.api.power": ["PowerResult"],
+    "steepen.results.fit": ["ComputeResult", "ChinchillaResult", "IsoflopResult"],
+    "steepen.results.power": ["PowerResult"],
     "steepen.api.runs": ["Runs", "Run"],
     "steepen.api.studies": ["Study"],
     "steepen.api.training": ["EvaluationResult"],
@@ -67,14 +65,16 @@ def python_reference() -> str:
     for name in steepen.__all__:
         module = "steepen.report.write" if name == "report" else lazy[name]
         attribute = "make_report" if name == "report" else name
-        if name not in kinds:
-            lines += [f"::: {module}.{attribute}", ""]
+        if name in kinds:
+            continue
+        request = getattr(getattr(importlib.import_module(module), attribute), "request", None)
+        lines += [f"::: {module}.{attribute}", ""] if request is None else function_reference(name, request)
     lines += [
         "## Results",
         "",
         "Each also has the methods of a result:",
         "",
-        "::: steepen.api.result.Result",
+        "::: steepen.results.result.Result",
         "",
     ]
     for module, names in RESULTS.items():
@@ -89,16 +89,32 @@ def python_reference() -> str:
     return "\n".join(lines)
 
 
+def function_reference(name: str, request: Any) -> list[str]:
+    """The function of a request: its signature, docstring and parameters, from the request's fields."""
+    from steepen.requests.request import fields_of, type_name
+
+    fields = fields_of(request)
+    places = [field.name for field in fields if not field.keyword_only]
+    doc = [" ".join(part.split()) for part in (request.__doc__ or "").strip().split("\n\n")]
+    call = f"steepen.{name}({', '.join([*places, '*', '…'])})"
+    lines = [f"### `{name}` {{ #{name} }}", "", f"```python\n{call}\n```", "", *(f"{one}\n" for one in doc)]
+    lines += ["| parameter | type | meaning | default |", "|---|---|---|---|"]
+    for field in fields:
+        text = " ".join([field.option.help, field.option.python]).strip()
+        default = "" if field.required or field.default is None else f"`{field.default!r}`"
+        kind = type_name(field.hint).replace("|", "\\|")
+        lines.append(f"| `{field.name}` | `{kind}` | {text.replace('|', chr(92) + '|')} | {default} |")
+    return [*lines, ""]
+
+
 def command_reference() -> str:
     """Every command with its options, from the help texts of the command line."""
-    import typer.main
-
-    from steepen.cli.app import app
+    from steepen.requests.app import all_commands
 
     lines = ["# Commands", "", "`steepen COMMAND --help` prints the same.", ""]
-    root: Any = typer.main.get_command(app)
-    for path, command in walk(root, "steepen"):
-        help_text = re.sub(r"\[/?bold\]", "`", command.help or command.short_help or "")
+    for name, command in all_commands():
+        path = f"steepen {name}"
+        help_text = re.sub(r"\[/?(?:bold|dim)\]", "`", command.help or command.short_help or "")
         context = command.make_context(path, [], resilient_parsing=True)
         arguments = " ".join(command.collect_usage_pieces(context))
         lines += [f"## {path}", "", f"```\n{path} {arguments}\n```", "", *as_markdown(help_text), ""]
@@ -107,17 +123,6 @@ def command_reference() -> str:
         if rows:
             lines += ["| option | meaning | default |", "|---|---|---|", *rows, ""]
     return "\n".join(lines)
-
-
-def walk(command: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """A command's subcommands, in the order of the help, each with its full name."""
-    for name, one in command.commands.items():
-        if one.hidden:
-            continue
-        if not hasattr(one, "commands") or one.invoke_without_command:
-            yield f"{path} {name}", one
-        if hasattr(one, "commands"):
-            yield from walk(one, f"{path} {name}")
 
 
 def as_markdown(help_text: str) -> list[str]:
@@ -145,4 +150,7 @@ def option_row(option: Any) -> str:
     if shown is None and default not in (None, False, (), []) and not callable(default):
         shown = str(default)
     meaning = " ".join((getattr(option, "help", "") or "").split()).replace("|", "\\|")
+    written = re.search(r" \[dim\]\\?\[default: (.*)\]\[/dim\]$", meaning)  # of a request
+    if written:
+        meaning, shown = meaning[: written.start()], written[1]
     return f"| {names} | {meaning} | {f'`{shown}`' if shown else ''} |"

@@ -21,8 +21,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from steepen.api.fits import ComputeResult, fit
 from steepen.model.arms import find_arm
+from steepen.requests.fit import fit
+from steepen.results.fit import ComputeResult
 from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory
 from steepen.studies.driver.journal import Journal, read_journals

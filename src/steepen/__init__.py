@@ -21,14 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from steepen.api.downstream import downstream as downstream
-    from steepen.api.fits import fit as fit
     from steepen.api.pack import pack as pack
     from steepen.api.pack import unpack as unpack
     from steepen.api.plans import arms as arms
     from steepen.api.plans import best_passes as best_passes
     from steepen.api.plans import plan as plan
     from steepen.api.plans import spec as spec
-    from steepen.api.power import power as power
     from steepen.api.runs import open_runs as open_runs
     from steepen.api.studies import dry_run_study as dry_run_study
     from steepen.api.studies import ladder as ladder
@@ -44,12 +42,14 @@ if TYPE_CHECKING:
     from steepen.inference.import_model import import_model as import_model
     from steepen.model.arm import Arm as Arm
     from steepen.model.arm import PassSchedule as PassSchedule
+    from steepen.requests.fit import fit as fit
+    from steepen.requests.power import power as power
 
     __version__: str
 
 _LAZY = {
-    "fit": "steepen.api.fits",
-    "power": "steepen.api.power",
+    "fit": "steepen.requests.fit",
+    "power": "steepen.requests.power",
     **dict.fromkeys(("arms", "plan", "best_passes", "spec"), "steepen.api.plans"),
     **dict.fromkeys(("prepare", "train", "evaluate"), "steepen.api.training"),
     **dict.fromkeys(("ladder", "study", "dry_run_study", "open_study"), "steepen.api.studies"),

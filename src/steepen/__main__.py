@@ -2,7 +2,7 @@
 
 import sys
 
-from steepen.cli.app import main
+from steepen.requests.app import main
 
 if __name__ == "__main__":
     sys.exit(main())

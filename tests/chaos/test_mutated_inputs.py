@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
 from mutations import mutate
-from steepen.cli.app import app, main
 from steepen.data import Dataset
 from steepen.errors import SteepenError
 from steepen.recipe.paper_tables import PAPER
 from steepen.recipe.recipe_file import RecipeFile, read_recipe
+from steepen.requests.app import all_commands, main
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
 from steepen.studies.preset import load_preset
@@ -101,9 +100,9 @@ TABLE = "arm,flops,loss,budget,x,accuracy\n" + "".join(
 
 def options_of(words: list[str]) -> list[str]:
     """The options of a command that take a value; never those that leave a dry run or change files."""
-    command: Any = typer.main.get_command(app)
-    for word in words:
-        command = getattr(command, "commands", {}).get(word) or command
+    commands = dict(all_commands())
+    names = (" ".join(words[:2]), words[0], f"{words[0]} checkpoint")
+    command = next(commands[name] for name in names if name in commands)
     options = [option for option in command.params if not getattr(option, "is_flag", True)]
     return [option.opts[0] for option in options if option.opts[0] not in ("--gpus", "--hf")] or ["--none"]
 

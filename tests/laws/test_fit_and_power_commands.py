@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from steepen.cli.app import main
-from steepen.cli.fit_tables import STYLES
 from steepen.laws.hypotheses.nested_models import GROWTH
 from steepen.laws.read_table import read_table
 from steepen.laws.verdict.holdout import hold_out_rungs
+from steepen.results.fit import STYLES
 
 HEADER = "arm,flops,loss"
 FLOPS = np.geomspace(3.25e17, 1.01e20, 8)
@@ -180,8 +180,8 @@ def test_compute_in_another_unit_is_warned_of_and_changes_no_law(
     [
         ([], "--reference"),
         (["--reference", "vanila"], "vanilla"),
-        (["--reference", "vanilla", "--law", "cubic"], "compute, chinchilla, isoflop"),
-        (["--reference", "vanilla", "--objective", "l2"], "huber, mse, log-mse"),
+        (["--reference", "vanilla", "--law", "cubic"], "'compute', 'chinchilla', 'isoflop'"),
+        (["--reference", "vanilla", "--objective", "l2"], "'huber', 'mse', 'log-mse'"),
         (["--reference", "vanilla", "--figure", "x.doc"], ".pdf"),
         (["--reference", "vanilla", "--hold-out", "lots"], "FLOPS"),
         (["--reference", "vanilla", "--hold-out", "9e30"], "matches no run"),

@@ -176,7 +176,7 @@ def test_missing_column_of_a_wide_table_lists_the_nearest_not_all() -> None:
     assert "total_flop" in message
     assert "and 95 others" in message
     assert "no columns 'flops', 'loss';" in message
-    assert "--columns flops=ITS_NAME" in message
+    assert "`columns` flops=ITS_NAME" in message
 
 
 def test_number_beyond_floating_point_is_rejected_with_its_row(tmp_path: Path) -> None:

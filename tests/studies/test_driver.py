@@ -101,8 +101,8 @@ from steepen.studies.driver.journal import Journal
 from steepen.launch.base import LaunchContext
 from steepen.launch.local import LocalLauncher
 from steepen.runs.store import RunStore
-from steepen.cli.app import main
-import steepen.cli.app as app
+from steepen.requests.app import main
+from steepen.requests.registry import VERBS, Verb
 
 def study():
     first = yield [make_spec(seed, steps=12) for seed in (1, 2, 3)]
@@ -116,7 +116,7 @@ def command():
     launcher = LocalLauncher(LaunchContext(root, store, program=(str(TRAINER),)), 2)
     drive(study(), store, launcher, journal=journal)
 
-app.app.command("go")(command)
+VERBS["go"] = Verb("go", "__main__:command", "")
 sys.exit(main(["go"]))
 """
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from steepen.api.fits import ComputeResult, fit
 from steepen.errors import SteepenError
 from steepen.report.load_studies import LoadedStudy
+from steepen.requests.fit import fit
+from steepen.results.fit import ComputeResult
 from steepen.runs.metrics import read_metrics
 from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory

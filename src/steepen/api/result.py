@@ -8,8 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from steepen.api.frames import to_pandas
 from steepen.errors import UsageError
+from steepen.results.result import to_pandas
 
 FRAGILE = "?: fragile, so not a claim"  # below tables whose verdicts have the mark
 

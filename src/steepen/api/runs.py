@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steepen.api.frames import to_pandas
 from steepen.api.result import Result, new_axes
 from steepen.errors import UsageError, nearest
+from steepen.results.result import to_pandas
 
 if TYPE_CHECKING:
     from steepen.runs.record import RunRecord

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from steepen.cli.former_options import former_options
 from steepen.cli.given_options import was_given
 from steepen.cli.score_options import make_request
 from steepen.cli.score_tables import print_core, print_scores
@@ -46,7 +45,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
     "checkpoint",
     epilog="The word checkpoint may be left out. Other commands of eval: filter (selects tasks), fetch-core"
     " (downloads the CORE bundle). See also: steepen forecast --help.",
-    context_settings=former_options({"shard": "split-runs"}),
 )
 def checkpoint(
     context: typer.Context,

@@ -69,7 +69,6 @@ class Table:
     row_word: str  # "line" or "row"
     lines: tuple[int, ...]
     columns: dict[str, tuple[Any, ...]]
-    in_python: bool = False  # errors name keywords of `steepen.fit`, not options of the command
     renamed: Mapping[str, str] = field(default_factory=dict)  # the file's names of columns, by ours
 
     def __len__(self) -> int:
@@ -151,7 +150,8 @@ class Table:
             word = "column" if len(missing) == 1 else "columns"
             raise UsageError(
                 f"{self.source} has no {word} {', '.join(map(repr, missing))}; it needs {', '.join(columns)},"
-                f" and has {self._nearest_columns(missing)}. Name a column with {self._naming(missing[0])}."
+                f" and has {self._nearest_columns(missing)}. Name a column with"
+                f" `columns` {missing[0]}=ITS_NAME."
             )
 
     def rename(self, columns: Mapping[str, str]) -> Table:
@@ -174,7 +174,7 @@ class Table:
     def where(self, conditions: Sequence[str]) -> Table:
         """The rows that satisfy every condition: `dataset=c4`, `arm=a,b`, `arm!=c`, `params>=1e8`."""
         keep = list(range(len(self)))
-        where = "where=" if self.in_python else "--where "
+        where = "`where` "
         for text in conditions:
             match = CONDITION.match(text)
             if match is None:
@@ -211,17 +211,11 @@ class Table:
             if len(alike) > 1:
                 raise UsageError(
                     f"{self.source} has columns {', '.join(alike)}, each of which could be {column}; choose"
-                    f" with {self._naming(column, 'NAME')}."
+                    f" with `columns` {column}=NAME."
                 )
             if alike:
                 return alike[0]
         return None
-
-    def _naming(self, column: str, name: str = "ITS_NAME") -> str:
-        """How the caller says which of the table's columns is this one."""
-        if not self.in_python:
-            return f"--columns {column}={name}"
-        return f"{'flops' if column == 'budget' else column}='{name}'"  # the keyword of isoflop's budget
 
     def _nearest_columns(self, wanted: Sequence[str]) -> str:
         """The columns most like the wanted ones; all of them where there are few."""
@@ -248,7 +242,7 @@ def parse_columns(text: str | None) -> dict[str, str]:
             continue
         ours, equals, theirs = (each.strip() for each in part.partition("="))
         if not (ours and equals and theirs):
-            raise UsageError(f"--columns {text!r}: write loss=loss_c4_val,arm=dataset.")
+            raise UsageError(f"`columns` {text!r}: write loss=loss_c4_val,arm=dataset.")
         found[ours] = theirs
     return found
 

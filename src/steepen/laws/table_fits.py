@@ -34,7 +34,7 @@ def choose_reference(ladders: dict[str, Ladder], reference: str | None) -> str:
         return next(iter(ladders))
     if reference is None:
         raise UsageError(
-            f"name the arm to judge against with --reference; the arms are {', '.join(ladders)}."
+            f"name the arm to judge against with `reference`; the arms are {', '.join(ladders)}."
         )
     return reference
 

@@ -1,23 +1,49 @@
-"""Tables as CSV with full precision, and as Markdown with rounded numbers."""
+"""Tables as files and pages have them: CSV with every digit; Markdown, LaTeX and HTML with rounded numbers.
+
+A new format of table files is a function here and a row of `WRITERS`.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import math
 import re
+from collections.abc import Callable, Iterable
+from html import escape
+from pathlib import Path
 from typing import Any
 
+from steepen.errors import UsageError
 from steepen.results.table import Table
-from steepen.utils.formatting import format_column, is_number
+from steepen.utils.formatting import format_column, format_value, is_number
 
 
 def formatted_rows(table: Table) -> list[list[str]]:
     """The rows as people read them, formatted column by column."""
     width = len(table.columns)
     rows = [[*row, *[None] * (width - len(row))][:width] for row in table.rows]
-    columns = [format_column([row[i] for row in rows]) for i in range(width)]
+    columns = [_formatted(table, i, [row[i] for row in rows]) for i in range(width)]
     return [list(row) for row in zip(*columns, strict=True)] if rows else []
+
+
+def _formatted(table: Table, index: int, values: list[Any]) -> list[str]:
+    """A column by its own format, else with one number of decimals for all its values."""
+    form = table.shown[index].format if table.shown else ""
+    if form == "":
+        return format_column(values)
+    if callable(form):
+        return list(map(form, values))
+    missing = format_value(None)
+    return [missing if value is None or math.isnan(value) else format(value, form) for value in values]
+
+
+def right_columns(table: Table) -> list[bool]:
+    """Which columns are aligned to the right: those that say so, and those of numbers."""
+    numeric = numeric_columns(table)
+    align = [column.align for column in table.shown] or [""] * len(numeric)
+    return [own == "right" or (own == "" and numbers) for own, numbers in zip(align, numeric, strict=True)]
 
 
 def numeric_columns(table: Table) -> list[bool]:
@@ -50,7 +76,7 @@ def no_formula(value: Any) -> Any:
 def to_markdown(table: Table) -> str:
     """A Markdown table under its title, with its caption."""
     lines = [f"**{_escape(table.title)}**", "", _row(table.columns)]
-    lines.append("|" + "|".join(" ---: " if right else " --- " for right in numeric_columns(table)) + "|")
+    lines.append("|" + "|".join(" ---: " if right else " --- " for right in right_columns(table)) + "|")
     lines += [_row(row) for row in formatted_rows(table)]
     if table.caption:
         lines += ["", _escape(table.caption)]
@@ -77,7 +103,7 @@ def _raw(value: Any) -> Any:
 
 def to_latex(table: Table, label: str = "") -> str:
     """A booktabs tabular, numbers rounded as in Markdown; within a table float where there is a caption."""
-    align = "".join("r" if right else "l" for right in numeric_columns(table))
+    align = "".join("r" if right else "l" for right in right_columns(table))
     lines = [f"\\begin{{tabular}}{{{align}}}", "\\toprule", _latex_row(table.columns), "\\midrule"]
     lines += [_latex_row(row) for row in formatted_rows(table)]
     lines += ["\\bottomrule", "\\end{tabular}"]
@@ -86,6 +112,41 @@ def to_latex(table: Table, label: str = "") -> str:
         named += [f"\\label{{{label}}}"] if label else []
         lines = ["\\begin{table}", "\\centering", *lines, *named, "\\end{table}"]
     return "\n".join(["% needs \\usepackage{booktabs}", *lines]) + "\n"
+
+
+def to_html(table: Table) -> str:
+    """An HTML table without its title, numbers rounded as in Markdown."""
+    right = [' style="text-align:right"' if right else "" for right in right_columns(table)]
+    head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
+    rows = [
+        "".join(f"<td{style}>{escape(cell)}</td>" for style, cell in zip(right, row, strict=True))
+        for row in formatted_rows(table)
+    ]
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+# By the ending of a file's name. CSV gets every column and digit, the others what a page has room for.
+WRITERS: dict[str, Callable[[Table], str]] = {".tex": to_latex, ".csv": to_csv, ".md": to_markdown}
+EVERY_COLUMN = {".csv"}
+FIGURES = (".pdf", ".png", ".svg")
+
+
+def check_table(path: Path) -> None:
+    """Raise UsageError for a file of a kind that no table is written as."""
+    if path.suffix.lower() not in WRITERS:
+        raise UsageError(f"the table {path.name} must end in {_one_of(WRITERS)}.")
+
+
+def check_figure(path: Path) -> None:
+    """Raise UsageError for a file of a kind that no figure is written as."""
+    if path.suffix.lower() not in FIGURES:
+        raise UsageError(f"the figure {path.name} must end in {_one_of(FIGURES)}.")
+
+
+def _one_of(endings: Iterable[str]) -> str:
+    *first, last = endings
+    return f"{', '.join(first)} or {last}"
 
 
 def _latex_row(values: Any) -> str:

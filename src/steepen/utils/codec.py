@@ -11,7 +11,9 @@ import functools
 import types
 import typing
 from collections.abc import Callable
-from typing import Any, Literal, NoReturn, TypeVar, Union
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union
 
 from steepen.errors import UsageError, nearest, shorten, show
 
@@ -19,38 +21,63 @@ T = TypeVar("T")
 Decoder = Callable[[Any], Any]
 
 
+@dataclass(frozen=True)
+class Range:
+    """Limits of a number, both included: `Annotated[int, Range(1, 512)]`."""
+
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return " to ".join(
+            f"{end:,}" if isinstance(end, int) else f"{end:g}" for end in (self.low, self.high)
+        )
+
+
 class _InvalidValue(UsageError):
     """A value of the wrong type or range; enclosing decoders prepend their part of the field's path."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, accepted: str = "") -> None:
         super().__init__(message)
-        self.path, self.message = "", message
+        self.path, self.message, self.accepted = "", message, accepted
 
 
 def to_builtins(value: Any) -> Any:
     """A dataclass as nested dicts and lists, ready for JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_builtins(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: to_builtins(getattr(value, field.name)) for field in _stored_fields(value)}
     if isinstance(value, tuple | list):
         return [to_builtins(item) for item in value]
     if isinstance(value, dict):
         return {str(key): to_builtins(item) for key, item in value.items()}
-    return value
+    return str(value) if isinstance(value, Path) else value
+
+
+def _stored_fields(kind: Any) -> list[dataclasses.Field[Any]]:
+    """The fields of a dataclass that JSON holds: all but those with the metadata "transient"."""
+    return [field for field in dataclasses.fields(kind) if not field.metadata.get("transient")]
 
 
 def from_builtins(kind: type[T], value: Any, where: str = "") -> T:
     """Inverse of `to_builtins`; raises UsageError with the path of a wrong field."""
+    return typing.cast("T", decode(kind, value, where or kind.__name__))
+
+
+def decode(hint: Any, value: Any, where: str) -> Any:
+    """A value of the type that an annotation names; raises UsageError that begins with `where`."""
     try:
-        return typing.cast("T", _decoder(kind)(value))
+        return _decoder(hint)(value)
     except _InvalidValue as invalid:
-        raise UsageError(f"{where or kind.__name__}{invalid.path} {invalid.message}") from None
+        raise UsageError(f"{where}{invalid.path} {invalid.message}") from None
 
 
 @functools.cache
 def _decoder(kind: Any) -> Decoder:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
+    if kind in (Any, object):
         return lambda value: value
+    if origin is Annotated:
+        return _annotated(arguments[0], arguments[1:])
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _dataclass(kind)
     if origin is Literal:
@@ -69,8 +96,27 @@ def _decoder(kind: Any) -> Decoder:
         return _exact_type(list, "a list")
     if kind in (float, int):
         return _float if kind is float else _int
+    if kind is Path:
+        return lambda value: Path(value) if isinstance(value, str | Path) else _reject(value, "a path")
     nouns: dict[Any, str] = {str: "text", bool: "true or false"}
     return _exact_type(kind, nouns[kind])
+
+
+def _annotated(kind: Any, extras: tuple[Any, ...]) -> Decoder:
+    """Decode the type itself, then apply limits; what else is annotated says how the value is shown."""
+    inner = _decoder(kind)
+    limits = next((extra for extra in extras if isinstance(extra, Range)), None)
+    if limits is None:
+        return inner
+    whole = int in (kind, *typing.get_args(kind))
+    accepted = f"a {'whole ' if whole else ''}number from {limits}"
+
+    def decode_number(value: Any) -> Any:
+        number = inner(value)
+        inside = number is None or limits.low <= number <= limits.high
+        return number if inside else _reject(value, accepted)
+
+    return decode_number
 
 
 def _exact_type(kind: Any, noun: str) -> Decoder:
@@ -99,8 +145,8 @@ def _int(value: Any) -> int:
 
 
 def _dataclass(kind: type) -> Decoder:
-    hints = typing.get_type_hints(kind)
-    names = [field.name for field in dataclasses.fields(kind)]
+    hints = typing.get_type_hints(kind, include_extras=True)
+    names = [field.name for field in _stored_fields(kind)]
     decoders = [(name, _decoder(hints[name])) for name in names]
     needed = {
         field.name
@@ -157,14 +203,18 @@ def _union(options: tuple[Any, ...]) -> Decoder:
     def decode(value: Any) -> Any:
         if value is None and nothing:
             return None
-        error: UsageError | None = None
+        errors: list[UsageError] = []
         for decoder in decoders:
             try:
                 return decoder(value)
             except UsageError as problem:
-                error = problem
-        assert error is not None
-        raise error
+                errors.append(problem)
+        accepted = [
+            problem.accepted for problem in errors if isinstance(problem, _InvalidValue) and not problem.path
+        ]
+        if len(accepted) == len(errors) > 1 and all(accepted):  # each rejects the value itself
+            _reject(value, " or ".join(accepted))
+        raise errors[-1]
 
     return decode
 
@@ -208,4 +258,4 @@ def _dict(decoder: Decoder) -> Decoder:
 
 
 def _reject(value: Any, accepted: str) -> NoReturn:
-    raise _InvalidValue(f"= {show(value)} is not valid: it must be {accepted}.")
+    raise _InvalidValue(f"= {show(value)} is not valid: it must be {accepted}.", accepted)

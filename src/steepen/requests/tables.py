@@ -1,20 +1,55 @@
-"""Tables in and out: frames of pandas, polars and others to a `Table`, and rows to a pandas frame."""
+"""Tables of runs as verbs take them: a file, or a frame of pandas, polars and others in memory."""
 
 from __future__ import annotations
 
 import importlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from steepen.errors import UsageError
+from steepen.requests.request import Argument, Option
+from steepen.requests.values import Pairs
 
 if TYPE_CHECKING:
     from steepen.laws.table import Table
 
 ACCEPTED = "a file, a pandas, polars or Arrow frame, a dict of columns, or a list of dicts"
+
+
+TABLE = "Table"  # panel of --help
+
+
+@dataclass(frozen=True)
+class ReadsTable:
+    """The fields of a verb that reads a table of runs."""
+
+    table: Annotated[
+        Any,
+        Argument(
+            "CSV, TSV, JSON, Parquet or Excel, or the paper's own runs: paper:fineweb, paper:fineweb-edu.",
+            python="Also a pandas, polars or Arrow frame, a dict of columns, a list of dicts, or open_runs.",
+        ),
+    ]
+    _: KW_ONLY
+    columns: Annotated[
+        Pairs | None,
+        Option(
+            "Names of the table's columns: loss=loss_c4_val,arm=dataset. Usual names (C, compute, params, N, "
+            "D, val_loss) are recognized.",
+            TABLE,
+        ),
+    ] = None
+    where: Annotated[
+        tuple[str, ...],
+        Option("Use only the rows with dataset=c4, arm=a,b, arm!=c or params>=1e8. Repeatable.", TABLE),
+    ] = ()
+
+    def read_table(self) -> Table:
+        """The table's rows that satisfy every condition, with columns under our names."""
+        return as_table(self.table, columns=self.columns, where=self.where)
 
 
 def as_table(
@@ -36,7 +71,7 @@ def as_table(
         if not found:
             raise UsageError(f"the {name} has no columns.")
         table = table_from(found, name)
-    return replace(table, in_python=True).rename(columns or {}).where(where)
+    return table.rename(columns or {}).where(where)
 
 
 def _columns(data: Any) -> dict[str, Sequence[Any]]:
@@ -91,16 +126,3 @@ def _scalar(value: Any) -> Any:
         return None
     value = value.item() if hasattr(value, "item") else value
     return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def to_pandas(rows: Sequence[Mapping[str, Any]], index: str | None = None) -> Any:
-    """A pandas DataFrame of rows; raises UsageError if pandas is not installed."""
-    try:
-        pandas = importlib.import_module("pandas")
-    except ImportError:
-        raise UsageError(
-            "to_frame() makes a pandas DataFrame, and pandas is not installed: `pip install pandas`, or use "
-            "to_rows(), which polars and others read."
-        ) from None
-    frame = pandas.DataFrame(list(rows))
-    return frame.set_index(index) if index is not None and len(frame) else frame

@@ -1,0 +1,215 @@
+"""`steepen`: find the verb, run its command, and turn errors into one sentence on stderr and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import typer.main
+from typer.core import TyperCommand, TyperGroup
+
+from steepen.errors import SteepenError, is_out_of_memory, shorten
+from steepen.requests.registry import VERBS, Verb
+from steepen.requests.request import Request, replace_fields
+from steepen.requests.short_types import shorten_types
+from steepen.utils.imports import code_from
+from steepen.utils.printable_stream import printable_output
+
+CONTEXT = {"help_option_names": ["-h", "--help"]}
+
+
+class Verbs(TyperGroup):
+    """The verbs as commands. One is built, and its module imported, when it is run or its help is printed."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the first words name (`fit`, `data prepare`), and the words after them."""
+        name, _, _ = super().resolve_command(ctx, args)  # suggests the nearest for an unknown word
+        name = str(name)
+        if len(args) > 1 and f"{name} {args[1]}" in VERBS:
+            return f"{name} {args[1]}", build_command(VERBS[f"{name} {args[1]}"]), args[2:]
+        return name, build_command(VERBS[name]), args[1:]
+
+
+def build_command(verb: Verb) -> Any:
+    """The command of a verb, or the group of the verbs that have its name before their own."""
+    members = [one for one in VERBS.values() if one.name.startswith(f"{verb.name} ")]
+    if not verb.target:
+        listed: dict[str, Any] = {one.name.partition(" ")[2]: _listed(one) for one in members}
+        return TyperGroup(
+            name=verb.name, help=verb.summary, no_args_is_help=True, rich_markup_mode="rich",
+            context_settings=CONTEXT, commands=listed,
+        )  # fmt: skip
+    found = verb.load()
+    if isinstance(found, typer.Typer):  # commands that are not requests yet
+        return _name_options(shorten_types(typer.main.get_command(found)))
+    app = typer.Typer(add_completion=False, rich_markup_mode="rich", context_settings=CONTEXT)
+    others = "; ".join(f"[bold]steepen {one.name}[/bold]: {one.summary}" for one in members)
+    is_request = isinstance(found, type) and issubclass(found, Request)
+    if is_request:
+        from steepen.requests.command import command_function
+
+        found = command_function(found)
+    app.command(verb.name, epilog=others or None)(found)
+    command = shorten_types(typer.main.get_command(app))
+    return command if is_request else _name_options(command)
+
+
+def _name_options(command: Any) -> Any:
+    """Make errors of a command that is not a request name its options too, where they name fields."""
+    for inner in getattr(command, "commands", {}).values():
+        _name_options(inner)
+    flags = {one.name: one.opts[0] for one in command.params}
+    run = command.callback
+
+    def callback(*args: Any, **keywords: Any) -> Any:
+        try:
+            return run(*args, **keywords)
+        except SteepenError as error:
+            error.args = (replace_fields(str(error), flags.get),)
+            raise
+
+    command.callback = callback if run is not None else None
+    return command
+
+
+def all_commands() -> Iterator[tuple[str, Any]]:
+    """Every command with its words, in the order of the help."""
+    for verb in VERBS.values():
+        if not verb.target:
+            continue
+        command = build_command(verb)
+        inner: dict[str, Any] = getattr(command, "commands", {})  # of commands that are no requests yet
+        if not inner or command.invoke_without_command:
+            yield verb.name, command
+        yield from ((f"{verb.name} {name}", one) for name, one in inner.items())
+
+
+def _listed(verb: Verb) -> TyperCommand:
+    """A line of the list of commands: a command without options, which is never run."""
+    name = verb.name.rpartition(" ")[2]
+    return TyperCommand(
+        name, help=verb.summary, rich_help_panel=verb.panel, rich_markup_mode="rich", context_settings=CONTEXT
+    )
+
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        import steepen
+
+        typer.echo(f"steepen {steepen.__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Does a change to an architecture make its scaling law steeper, or only lower?"""
+
+
+def root_command() -> Any:
+    """The command `steepen`."""
+    app = typer.Typer(
+        name="steepen",
+        cls=Verbs,
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings=CONTEXT,
+        epilog="Every command takes --debug, which shows the full traceback of an error, and --trust-code, "
+        "with which files may name custom code (module:attribute); names on the command line are trusted.",
+    )
+    app.callback()(_root)
+    root: Any = typer.main.get_command(app)
+    root.commands = {verb.name: _listed(verb) for verb in VERBS.values() if " " not in verb.name}
+    return shorten_types(root)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit code. `arguments` defaults to `sys.argv[1:]`."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words or os.environ.get("STEEPEN_DEBUG") == "1"
+    trust = "--trust-code" in words
+    words = [word for word in words if word not in ("--debug", "--trust-code")]
+    _mend_streams()
+    # Set before torch is imported: OpenMP threads that spin while they wait stall each other on busy cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        Path.cwd()
+    except FileNotFoundError:  # libraries fail there with messages of their own
+        _print_error("the current directory was removed; change to another one.")
+        return 1
+    try:
+        with code_from(words, trust_all=trust), printable_output():
+            root_command()(args=words, prog_name="steepen")
+        return 0
+    except SystemExit as stop:  # typer has printed its own usage message, or the command chose a code
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except KeyboardInterrupt:
+        _print_error("stopped by the user.")
+        return 130
+    except BrokenPipeError:
+        # The process that read our output (head, less) has exited; Python would report it again at shutdown.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except SteepenError as error:
+        if debug:
+            raise
+        _print_error(str(error))
+        return error.exit_code
+    except OSError as error:
+        if debug:
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        if error.errno == errno.ENOSPC:
+            _print_error(f"the disk is full{where}; free some space and run the same command again.")
+        else:
+            _print_error(f"{error.strerror or error}{where}.")
+        return 1
+    except UnicodeEncodeError as error:  # pyarrow and other libraries take names in UTF-8 only
+        if debug:
+            raise
+        _print_error(f"{shorten(str(error.object))!r} is not UTF-8; rename it, or write it in UTF-8.")
+        return 1
+    except Exception as error:
+        if debug:
+            raise
+        if isinstance(error, MemoryError) or ("torch" in sys.modules and is_out_of_memory(error)):
+            _print_error("out of memory; use smaller sizes, or a machine with more.")
+            return 1
+        reason = shorten(str(error))
+        _print_error(f"internal error: {type(error).__name__}: {reason} (add --debug for the traceback).")
+        return 70
+
+
+def _mend_streams() -> None:
+    """Open closed standard streams on /dev/null, and print � where an encoding lacks a character."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8":
+            stream.reconfigure(errors="replace")
+
+
+def _print_error(sentence: str) -> None:
+    if "STEEPEN_FAULT_DIRECTORY" in os.environ:  # a rank that `steepen train --gpus` started, which prints
+        from steepen.distributed.monitor import report_fault
+
+        report_fault(sentence, 1, "Failed")
+        return
+    from steepen.utils.formatting import wrap_to_terminal
+
+    print(wrap_to_terminal(f"steepen: {sentence}", sys.stderr), file=sys.stderr)

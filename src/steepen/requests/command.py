@@ -1,0 +1,171 @@
+"""The command of a request: typer parses the words, the request checks them, the result is printed.
+
+typer is given a signature made from the request's fields, in which every option is text, a flag or a list of
+text with no default: what text means and which default applies is decided in one place, the request itself.
+Only typer's public names are used, so that any typer from 0.15 works.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from steepen.errors import SteepenError
+from steepen.requests.request import Argument, Field, Request, fields_of, replace_fields
+from steepen.requests.values import metavar, repeats
+
+OUTPUT = "Output"  # panel of --json, --figure and --write-table
+
+
+def command_function(kind: type[Request[Any]]) -> Callable[..., None]:
+    """The function that typer makes the command of: one parameter for each field, and the output options."""
+    fields = fields_of(kind)
+
+    def run(**words: Any) -> None:
+        as_json, figure = words.pop("as_json", False), words.pop("figure_file", None)
+        tables: list[str] = words.pop("table_files", None) or []
+        given = {name: value for name, value in words.items() if value is not None and value != []}
+        try:
+            request = kind(**given)
+            _check_suffixes(figure, tables)
+            result = request.run_in_terminal()
+        except SteepenError as error:
+            error.args = (with_flags(kind, str(error)),)
+            raise
+        if result is not None:
+            _show(result, bool(as_json), figure, tables)
+
+    parameters = [_parameter(kind, field) for field in fields]
+    parameters += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in _output_options(kind).items()
+    ]
+    run.__doc__ = help_text(kind)
+    run.__dict__["__signature__"] = inspect.Signature(parameters)
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
+
+
+def help_text(kind: type[Request[Any]]) -> str:
+    """The docstring and the examples, one line for each paragraph, in rich's markup."""
+    paragraphs = inspect.cleandoc(kind.__doc__ or "").split("\n\n")
+    lines = [marked_up(kind, " ".join(paragraph.split())) for paragraph in paragraphs]
+    return "\n\n".join([*lines, *(f"[bold]{escape(example)}[/bold]" for example in kind.examples)])
+
+
+def with_flags(kind: type[Request[Any]], text: str) -> str:
+    """A text with the names of options in place of fields in backticks."""
+    flags = {field.name: _shown_name(field) for field in fields_of(kind)}
+    return replace_fields(text, flags.get)
+
+
+def marked_up(kind: type[Request[Any]], text: str) -> str:
+    """A text of a request for `--help`: fields as options, other code in bold."""
+    parts = escape(with_flags(kind, text)).split("`")
+    return "".join(f"[bold]{part}[/bold]" if i % 2 else part for i, part in enumerate(parts))
+
+
+def _shown_name(field: Field) -> str:
+    return field.name.upper() if isinstance(field.option, Argument) else field.flags[0]
+
+
+def _parameter(kind: type[Request[Any]], field: Field) -> inspect.Parameter:
+    """A field as typer takes it: text, a flag, or a list of text; never with a default of its own."""
+    option = field.option
+    flag = metavar(field.hint) == ""
+    annotation: Any = bool if flag else list[str] if repeats(field.hint) else str
+    shown: dict[str, Any] = {
+        "help": marked_up(kind, option.help) + _shown_default(field),
+        "show_default": False,
+    }
+    if option.panel != "Options":
+        shown["rich_help_panel"] = option.panel
+    if isinstance(option, Argument):
+        info = typer.Argument(metavar=option.metavar or field.name.upper(), **shown)
+    else:
+        names = field.flags
+        if flag and field.default is not False:  # switched on by default, or decided later
+            names = [f"{names[0]}/--no-{names[0].removeprefix('--')}", *names[1:]]
+        word = None if flag else option.metavar or metavar(field.hint)
+        info = typer.Option(*names, metavar=word, envvar=option.environment or None, **shown)
+    return inspect.Parameter(
+        field.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if field.required else None,
+        annotation=Annotated[annotation if field.required else annotation | None, info],
+    )
+
+
+def _shown_default(field: Field) -> str:
+    """The default at the end of the help; typer would print one that is given as text in parentheses."""
+    default = field.option.default or default_text(field)
+    return f" [dim]{escape(f'[default: {default}]')}[/dim]" if default else ""
+
+
+def default_text(field: Field) -> str:
+    """A field's default as text; "" for one that says nothing."""
+    if field.required or field.default in (None, (), "") or isinstance(field.default, bool):
+        return f"{field.name.replace('_', '-')}" if field.default is True else ""
+    return ",".join(map(str, field.default)) if isinstance(field.default, tuple) else str(field.default)
+
+
+def _output_options(kind: type[Request[Any]]) -> dict[str, Any]:
+    from steepen.results.render import WRITERS
+
+    found: dict[str, Any] = {
+        "as_json": Annotated[
+            bool | None,
+            typer.Option(
+                "--json", help="Print the result as JSON.", show_default=False, rich_help_panel=OUTPUT
+            ),
+        ]
+    }
+    if kind.figure:
+        found["figure_file"] = Annotated[
+            str | None,
+            typer.Option("--figure", help="Draw the result to this .pdf, .png or .svg.", metavar="<path>",
+                         show_default=False, rich_help_panel=OUTPUT),
+        ]  # fmt: skip
+    if kind.tables:
+        kinds = ", ".join(WRITERS)
+        found["table_files"] = Annotated[
+            list[str] | None,
+            typer.Option("--write-table", help=f"Write the rows to this file ({kinds}). Repeatable.",
+                         metavar="<path>", show_default=False, rich_help_panel=OUTPUT),
+        ]  # fmt: skip
+    return found
+
+
+def _check_suffixes(figure: str | None, tables: list[str]) -> None:
+    """Reject a file name that no renderer writes, before anything runs."""
+    from steepen.results.render import check_figure, check_table
+
+    if figure is not None:
+        check_figure(Path(figure))
+    for path in tables:
+        check_table(Path(path))
+
+
+def _show(result: Any, as_json: bool, figure: str | None, tables: list[str]) -> None:
+    """Print the result and write its files."""
+    from steepen.utils.formatting import wrap_to_terminal
+
+    for note in result.notes:
+        print(wrap_to_terminal(f"note: {note}", sys.stderr), file=sys.stderr)
+    if figure is not None:
+        result.save_figure(figure)
+    for path in tables:
+        result.write_table(path)
+    if as_json:
+        print(result.to_json())
+        return
+    result.print()
+    for word, path in (("figure", figure), *(("table", path) for path in tables)):
+        if path is not None:
+            print(f"{word}: {path}")

@@ -1,0 +1,265 @@
+"""`fit`: scaling laws of a table of runs, and a verdict on each arm against a reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, cast
+
+from steepen.errors import UsageError
+from steepen.requests.request import Option, Request, function
+from steepen.requests.tables import ReadsTable
+from steepen.requests.values import Confidence, Flops, Level, Noise, Seed
+from steepen.results.fit import ChinchillaResult, ComputeResult, IsoflopResult
+from steepen.utils.codec import Range
+from steepen.utils.progress import spinner
+
+if TYPE_CHECKING:
+    from steepen.laws.fits.chinchilla import ChinchillaLoss
+    from steepen.laws.table import Table
+    from steepen.laws.table_fits import SweepLoss
+
+FitResult: TypeAlias = ComputeResult | ChinchillaResult | IsoflopResult
+
+# Panels of --help.
+COMPUTE = "Law: compute"
+CHINCHILLA = "Law: chinchilla"
+ISOFLOP = "Law: isoflop"
+INTERVALS = "Intervals"
+FORECASTS = "Registered forecasts"
+
+MAX_CHINCHILLA_DRAWS = 500  # a percentile interval no longer changes; more draws only take time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit(ReadsTable, Request[FitResult]):
+    """Fit a scaling law to a table of runs and judge each arm against a reference.
+
+    The compute law L = E + A·(C/C0)^−γ (columns arm, flops, loss) is fitted to every arm and answers two
+    questions: does the arm's gain grow with compute (grows, constant, shrinks, worse or undecided), and by
+    what (exponent, irreducible loss, both or either)? Each answer comes with intervals and what would change
+    it. A table without an arm column is one arm; a seed column distinguishes repeated runs.
+
+    `law` chinchilla fits L = E + A/N^α + B/D^β (columns parameters, tokens, loss); `law` isoflop fits the
+    optimum of each fixed-compute sweep (columns budget, x, loss).
+    """
+
+    examples = (
+        "steepen fit paper:fineweb --figure laws.png",
+        "steepen fit runs.csv --reference vanilla --hold-out 1e20",
+        "steepen fit sizes.csv --law chinchilla --columns parameters=N,tokens=D --budget 1e24",
+    )
+    figure = tables = True
+
+    reference: Annotated[str | None, Option("Arm that every other arm is compared with.")] = None
+    law: Annotated[Literal["compute", "chinchilla", "isoflop"], Option("compute, chinchilla or isoflop.")] = (
+        "compute"
+    )
+    objective: Annotated[
+        Literal["raw-huber", "huber", "mse", "log-mse"] | None,
+        Option(
+            "Objective of the fit: huber (of log losses), mse or log-mse; for compute also raw-huber. For "
+            "compute it is how the paper's method fits E: its authors took raw-huber, of the losses "
+            "themselves. Default: raw-huber; huber for chinchilla, log-mse for isoflop."
+        ),
+    ] = None
+    hold_out: Annotated[
+        tuple[str | float, ...],
+        Option(
+            "Hold runs out of the fit and score their prediction: FLOPS (every run at or above it), "
+            "ARM:FLOPS, or a table of runs; none for no run. Repeatable."
+        ),
+    ] = ()
+    budget: Annotated[
+        Flops | None, Option("Compute in FLOPs to predict at, besides 10 and 1000 times the top rung.")
+    ] = None
+
+    method: Annotated[
+        Literal["both", "joint", "paper"],
+        Option(
+            "joint (one E fitted to all arms), paper (E fitted to the reference alone), or both.", COMPUTE
+        ),
+    ] = "both"
+    reference_law: Annotated[
+        Literal["regression", "free-fit"],
+        Option(
+            "Where the paper's method takes the reference's own γ from: regression at E, like every arm, or "
+            "free-fit, the fit that gave E.",
+            COMPUTE,
+        ),
+    ] = "regression"
+    interpolate: Annotated[
+        Literal["raw-loss", "log-loss"],
+        Option(
+            "What is linear in log compute between rungs in interpolated multipliers: raw-loss (reproduces "
+            "the paper's numbers) or log-loss (what its text says).",
+            COMPUTE,
+        ),
+    ] = "raw-loss"
+    extrapolate: Annotated[
+        bool, Option("Also print fitted multipliers beyond the ladders, marked †.", COMPUTE)
+    ] = False
+    c0: Annotated[
+        Flops | None,
+        Option(
+            "C0 in FLOPs. Default: geometric mean of the reference's FLOPs; for paper:…, the FLOPs of its d8 "
+            "run.",
+            COMPUTE,
+        ),
+    ] = None
+    noise: Annotated[
+        Noise | None,
+        Option("Known standard deviation of a run's loss. Default: estimated from the residuals.", COMPUTE),
+    ] = None
+    level: Annotated[Level, Option("Family-wise significance level of the verdicts.", COMPUTE)] = 0.05
+    adjust: Annotated[bool, Option("Share the level among the arms (Holm), or give it to each.", COMPUTE)] = (
+        True
+    )
+    lr_regret: Annotated[
+        float | None,
+        Range(0, 100),
+        Option(
+            "Regret of a learning rate off by 2×, measured in a sweep: mistuning that would change a verdict "
+            "is then also given as a factor in the learning rate.",
+            COMPUTE,
+        ),
+    ] = None
+    margin: Annotated[
+        float, Range(0, 10), Option("Largest |Δγ|/γ that still counts as a constant gain.", COMPUTE)
+    ] = 0.025
+
+    confidence: Annotated[Confidence, Option("Confidence level of the intervals.", INTERVALS)] = 0.90
+    draws: Annotated[
+        int,
+        Range(0, 1_000_000),
+        Option(f"Bootstrap resamples per arm (chinchilla: at most {MAX_CHINCHILLA_DRAWS}).", INTERVALS),
+    ] = 2000
+    seed: Annotated[Seed, Option("Random seed of the bootstrap.", INTERVALS)] = 0
+
+    delta: Annotated[
+        float, Range(1e-9, 1_000), Option("Delta of the Huber objective, in log loss.", CHINCHILLA)
+    ] = 1e-3
+    equal_exponents: Annotated[
+        bool, Option("One exponent, α = β: four parameters, so five runs are enough.", CHINCHILLA)
+    ] = False
+
+    vertex: Annotated[
+        Literal["quadratic", "akima"], Option("Minimum of a quadratic or an akima curve.", ISOFLOP)
+    ] = "quadratic"
+    nearest: Annotated[
+        int | None, Range(3, 10_000), Option("Fit only this many points around each minimum.", ISOFLOP)
+    ] = None
+
+    register: Annotated[
+        Path | None,
+        Option(
+            "Add every arm's forecast at `budget` to this file, to be scored once the runs exist: law, hash "
+            "of the data, date and interval.",
+            FORECASTS,
+        ),
+    ] = None
+    score: Annotated[
+        Path | None,
+        Option("Score the forecasts of a file of `register` against the runs of the table.", FORECASTS),
+    ] = None
+
+    def check(self) -> None:
+        """Reject registered forecasts of other laws, without a budget, or that are not there."""
+        if (self.register or self.score) and self.law != "compute":
+            raise UsageError("`register` and `score` are for `law` compute.")
+        if self.register and self.budget is None:
+            raise UsageError("say with `budget` at which FLOPs to forecast, for `register`.")
+        if self.score and not self.score.is_file():
+            raise UsageError(f"there are no registered forecasts at {self.score}; `register` writes them.")
+
+    def run(self) -> FitResult:
+        """Read the table and fit the law."""
+        table, request = self.read_table(), self._as_published()
+        fits = {"compute": _fit_compute, "chinchilla": _fit_chinchilla, "isoflop": _fit_isoflop}
+        return fits[self.law](request, table)
+
+    def _as_published(self) -> Fit:
+        """The request, with the paper's reference, hold-outs and C0 for the paper's own ladders."""
+        from steepen.laws.paper_ladders import PREFIX, paper_ladders
+
+        if not isinstance(self.table, str | Path) or not str(self.table).startswith(PREFIX):
+            return self
+        published = paper_ladders(str(self.table))
+        return replace(
+            self,
+            reference=self.reference or published.reference,
+            hold_out=self.hold_out or published.hold_out,
+            c0=self.c0 or published.c0,
+        )
+
+    def held_out(self) -> list[str]:
+        """The hold-outs as text."""
+        return [one if isinstance(one, str) else repr(one) for one in self.hold_out]
+
+
+fit = function(Fit)
+
+
+def _fit_compute(request: Fit, table: Table) -> ComputeResult:
+    """Fit every arm's compute law, judge the arms, and register or score forecasts."""
+    from steepen.laws.analysis import AnalysisRequest
+    from steepen.laws.ladder import read_ladders
+    from steepen.laws.registered_forecasts import read_registered, register_forecasts, score_registered
+    from steepen.laws.table_fits import analyse_table, choose_reference
+    from steepen.utils.process_pool import usable_cores
+
+    if not table.has("arm"):
+        table.require(["flops", "loss"])  # before the arm is added, which the data do not have
+        table = replace(table, columns={**table.columns, "arm": ("runs",) * len(table)})
+    arms = read_ladders(table)
+    settings = AnalysisRequest(
+        reference=choose_reference(arms, request.reference), loss=request.objective or "raw-huber",
+        method=request.method, reference_law=request.reference_law, interpolate=request.interpolate,
+        c0=request.c0, noise=request.noise, level=request.level, adjust=request.adjust, margin=request.margin,
+        lr_regret=request.lr_regret, confidence=request.confidence, draws=request.draws, seed=request.seed,
+        budget=request.budget, extrapolate=request.extrapolate,
+    )  # fmt: skip
+    done: list[str] = []
+    with spinner(f"fitting {len(arms)} arms") as update:
+
+        def arm_done(arm: str) -> None:
+            done.append(arm)
+            update(f"judged {len(done)} of {len(arms) - 1} arms (last: {arm})")
+
+        analysis, ladders = analyse_table(table, settings, request.held_out(), arm_done, usable_cores())
+    registered = scored = ()
+    if request.score:
+        scored = tuple(score_registered(read_registered(request.score), arms))
+    if request.register and request.budget:
+        written = register_forecasts(request.register, analysis, ladders, request.budget, arms)
+        registered = tuple(score_registered(written, {}))
+    return ComputeResult(analysis, ladders, registered, scored)
+
+
+def _fit_chinchilla(request: Fit, table: Table) -> ChinchillaResult:
+    """Fit L(N, D) to every arm, and compare the arms with the reference where one is named."""
+    from steepen.laws.chinchilla_table import fit_chinchilla_table
+    from steepen.laws.fits.chinchilla import ChinchillaSettings
+
+    settings = ChinchillaSettings(
+        loss=cast("ChinchillaLoss", request.objective or "huber"), delta=request.delta,
+        tied=request.equal_exponents, bootstrap=min(request.draws, MAX_CHINCHILLA_DRAWS),
+        confidence=request.confidence, seed=request.seed,
+    )  # fmt: skip
+    with spinner(f"fitting {len(table)} runs"):
+        found = fit_chinchilla_table(
+            table, settings, reference=request.reference, budget=request.budget, hold_out=request.held_out()
+        )
+    return ChinchillaResult(found)
+
+
+def _fit_isoflop(request: Fit, table: Table) -> IsoflopResult:
+    """Fit the optimum of every sweep, and the law of the optima."""
+    from steepen.laws.table_fits import fit_isoflop_table
+
+    found = fit_isoflop_table(
+        table, loss=cast("SweepLoss", request.objective or "log-mse"), vertex=request.vertex,
+        nearest=request.nearest, confidence=request.confidence, budget=request.budget,
+        hold_out=request.held_out(),
+    )  # fmt: skip
+    return IsoflopResult(found)

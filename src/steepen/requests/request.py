@@ -1,0 +1,264 @@
+"""A request: one verb, declared once as a frozen dataclass.
+
+    @dataclass(frozen=True)
+    class Power(Request[PowerResult]):
+        '''Estimate the power of a planned ladder, and find the cheapest one.'''
+
+        delta_gamma: Annotated[float, Range(-1, 1), Option("Expected difference in exponent.")]
+        _: KW_ONLY
+        rungs: Annotated[int, Range(3, 1_000), Option("Rungs of each ladder.", LADDER)] = 8
+
+        def run(self) -> PowerResult: ...
+
+    power = function(Power)
+
+Derived from the fields: the command and its help (`command.py`), the Python function (`function`), the checks
+when a request is constructed, JSON (`to_dict`, `decode`), and the reference pages of the documentation.
+
+A field is named in backticks in help, docstrings and errors (`delta_gamma`); the command line prints the
+option's name there (--delta-gamma).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import re
+import textwrap
+import types
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Generic, ParamSpec, TypeVar, cast
+
+from steepen.errors import UsageError, nearest, show
+from steepen.requests.values import from_text, repeats
+from steepen.utils.codec import decode as decode_value
+from steepen.utils.codec import to_builtins
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class Option:
+    """How a field is shown and given: what it means, its panel in `--help`, its name on the command line."""
+
+    help: str
+    panel: str = "Options"
+    flag: str = ""  # other than the field's name: "--from", "-j"; several with spaces
+    default: str = ""  # what help shows as the default, where the field's own (None) says nothing
+    python: str = ""  # what Python accepts besides, for its documentation
+    metavar: str = ""
+    environment: str = ""  # a variable that gives the value where the command line does not
+
+
+@dataclass(frozen=True)
+class Argument(Option):
+    """A field that the command line takes by position."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a request, with everything that is derived from it."""
+
+    name: str
+    hint: Any  # the type without `Option`
+    option: Option
+    default: Any  # dataclasses.MISSING where it is required
+    keyword_only: bool
+
+    @property
+    def required(self) -> bool:
+        """Whether the request cannot be constructed without it."""
+        return self.default is dataclasses.MISSING
+
+    @property
+    def flags(self) -> list[str]:
+        """Its names on the command line, the long one first."""
+        own = self.option.flag.split()
+        long = [flag for flag in own if flag.startswith("--")] or [f"--{self.name.replace('_', '-')}"]
+        return [*long, *(flag for flag in own if not flag.startswith("--"))]
+
+
+class Request(ABC, Generic[R_co]):
+    """Base of all requests. Text is converted and every value checked where the request is constructed."""
+
+    examples: ClassVar[tuple[str, ...]] = ()  # commands that `--help` shows
+    figure: ClassVar[bool] = False  # whether the command takes --figure: the result has panels
+    tables: ClassVar[bool] = False  # whether the command takes --write-table
+
+    def __post_init__(self) -> None:
+        for field in fields_of(type(self)):
+            object.__setattr__(self, field.name, _converted(field, getattr(self, field.name)))
+        self.check()
+
+    def check(self) -> None:
+        """Raise UsageError for fields that do not go together; each by itself is valid."""
+
+    @abstractmethod
+    def run(self) -> R_co:
+        """Do what is asked, and return the result."""
+
+    def run_in_terminal(self) -> Any:
+        """What the command does: `run`, whose result it prints; None from a verb that has printed it."""
+        return self.run()
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values that `requests.decode` reads; raises UsageError for a table or arm in memory."""
+        from steepen.requests.registry import verb_of
+
+        value = {"request": verb_of(type(self)).name}
+        for field in fields_of(type(self)):
+            value[field.name] = to_builtins(getattr(self, field.name))
+            if not _is_json(value[field.name]):
+                kind = type(getattr(self, field.name)).__name__
+                raise UsageError(
+                    f"`{field.name}` is a {kind} in memory, which JSON cannot hold; write it to a file and "
+                    "give its path, or name it module:attribute."
+                )
+        return value
+
+
+@functools.cache
+def fields_of(kind: type[Request[Any]]) -> tuple[Field, ...]:
+    """The fields of a request, in the order of its signature."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    found: list[Field] = []
+    for field in dataclasses.fields(cast("Any", kind)):
+        inner, *extras = typing.get_args(hints[field.name])
+        option = next(extra for extra in extras if isinstance(extra, Option))
+        rest = tuple(extra for extra in extras if extra is not option)
+        hint = Annotated[(inner, *rest)] if rest else inner  # pyright: ignore[reportInvalidTypeForm]
+        found.append(Field(field.name, hint, option, field.default, bool(field.kw_only)))
+    return tuple(sorted(found, key=lambda one: one.keyword_only))
+
+
+def function(kind: Callable[P, Request[R]]) -> Callable[P, R]:
+    """The Python function of a request: its parameters are the fields, its result is what `run` returns."""
+    request = cast("type[Request[R]]", kind)
+    known = {field.name for field in fields_of(request)}
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", request.__name__).lower()
+
+    def call(*args: P.args, **keywords: P.kwargs) -> R:
+        unknown = next((word for word in keywords if word not in known), None)
+        if unknown is not None:
+            raise UsageError(f"{name} has no setting {unknown!r}; the nearest are {nearest(unknown, known)}.")
+        return kind(*args, **keywords).run()
+
+    call.__name__ = call.__qualname__ = name
+    call.__module__ = request.__module__
+    call.__doc__ = _docstring(request)
+    call.__dict__["__signature__"] = _signature(request)
+    call.__dict__["request"] = request
+    return call
+
+
+def decode(value: Mapping[str, Any]) -> Request[Any]:
+    """The request that `to_dict` wrote; raises UsageError for an unknown verb or field, or a bad value."""
+    from steepen.requests.registry import load
+
+    fields = dict(value)
+    kind = load(str(fields.pop("request", "")))
+    known = [field.name for field in fields_of(kind)]
+    for name in fields:
+        if name not in known:
+            raise UsageError(
+                f"a request to {value['request']} has no field {show(name)}; the nearest are "
+                f"{nearest(str(name), known)}."
+            )
+    missing = [field.name for field in fields_of(kind) if field.required and field.name not in fields]
+    if missing:
+        raise UsageError(f"a request to {value['request']} lacks the field {missing[0]!r}.")
+    return kind(**fields)
+
+
+def replace_fields(text: str, replacement: Callable[[str], str | None]) -> str:
+    """The text with what `replacement` gives for each name in backticks; None leaves the name as it is."""
+
+    def found(match: re.Match[str]) -> str:
+        new = replacement(match[1])
+        return match[0] if new is None else new + (" " if match[2] else "")
+
+    return re.sub(r"`(\w+)`( = )?", found, text)
+
+
+def _converted(field: Field, value: Any) -> Any:
+    """A field's value in its type, from text where it is text; a field that is left at None stays so."""
+    if value is None and field.default is None:
+        return None
+    if repeats(field.hint) and not isinstance(value, str | list | tuple):
+        value = (value,)
+    try:
+        if isinstance(value, str):
+            value = from_text(field.hint, value)
+        elif isinstance(value, list | tuple):
+            inner = typing.get_args(_plain(field.hint))[:1]
+            value = tuple(
+                from_text(inner[0], one) if inner and isinstance(one, str) else one for one in value
+            )
+    except ValueError as error:
+        raise UsageError(f"`{field.name}` = {show(value)} is not valid: it must be {error}.") from None
+    return decode_value(field.hint, value, f"`{field.name}`")
+
+
+def _plain(hint: Any) -> Any:
+    """The type inside `Annotated`, and without None."""
+    if typing.get_origin(hint) is Annotated:
+        return _plain(typing.get_args(hint)[0])
+    options = [option for option in typing.get_args(hint) if option is not type(None)]
+    is_union = type(None) in typing.get_args(hint)
+    return _plain(options[0]) if is_union and len(options) == 1 else hint
+
+
+def _is_json(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_json, cast("list[Any]", value)))
+    if isinstance(value, dict):
+        return all(map(_is_json, cast("dict[str, Any]", value).values()))
+    return value is None or isinstance(value, str | int | float | bool)
+
+
+def type_name(hint: Any) -> str:
+    """A type as documentation shows it, without ranges: `float | None`, `"joint" | "paper"`."""
+    plain = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+    origin, arguments = typing.get_origin(plain), typing.get_args(plain)
+    if origin is typing.Literal:
+        return " | ".join(f'"{word}"' for word in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join("None" if one is type(None) else type_name(one) for one in arguments)
+    if arguments:
+        return f"{origin.__name__}[{', '.join('...' if one is ... else type_name(one) for one in arguments)}]"
+    return "Any" if plain in (Any, object) else plain.__name__
+
+
+def _docstring(kind: type[Request[Any]]) -> str:
+    lines = [inspect.cleandoc(kind.__doc__ or ""), "", "Parameters:"]
+    for field in fields_of(kind):
+        text = " ".join([field.option.help, field.option.python]).strip()
+        lines += textwrap.wrap(f"{field.name} ({type_name(field.hint)}): {text}", 100, initial_indent="    ",
+                               subsequent_indent="        ")  # fmt: skip
+    return "\n".join(lines)
+
+
+def _signature(kind: type[Request[Any]]) -> inspect.Signature:
+    found = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY if field.keyword_only else inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=inspect.Parameter.empty if field.required else field.default,
+            annotation=_TypeName(type_name(field.hint)),
+        )
+        for field in fields_of(kind)
+    ]
+    return inspect.Signature(found)
+
+
+class _TypeName(str):
+    """A type in a signature, printed without quotes."""
+
+    def __repr__(self) -> str:
+        return str(self)

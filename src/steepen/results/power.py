@@ -1,0 +1,137 @@
+"""What `power` returns: how often a planned ladder answers right, and the cheapest ladders that do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from steepen.results.panel import Axis, Panel, Series
+from steepen.results.result import Result
+from steepen.results.table import Column, Table, columns_of, table_of
+from steepen.results.text import Block, Paragraph
+from steepen.utils.formatting import MISSING, format_flops, percent
+
+if TYPE_CHECKING:
+    from steepen.laws.power import CheapestLadder, LadderPlan, Power, Target
+
+TARGET_TITLES: dict[Target, str] = {"growth": "growth of the gain", "exponent": "larger exponent"}
+
+
+@dataclass(frozen=True)
+class LadderRow:
+    """A ladder, its cost and its power: the plan, or the cheapest one for a target."""
+
+    ladder: str
+    rungs: int
+    seeds: int
+    lowest: float
+    highest: float
+    cost_flops: float
+    power_growth: float | None
+    power_exponent: float | None
+
+
+@dataclass(frozen=True)
+class OutcomeRow:
+    """How often one answer is claimed, and how often it is fragile and therefore no claim."""
+
+    outcome: str
+    claimed: Annotated[float, Column(format=".3f", align="right")]
+    fragile: Annotated[str, Column("fragile, not a claim", align="right")]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PowerResult(Result):
+    """Power of a planned ladder, and the cheapest ladder with a target power for each target."""
+
+    power: Power
+    cheapest: tuple[CheapestLadder, ...] = ()
+
+    @property
+    def rows(self) -> list[LadderRow]:
+        """The plan and the cheapest ladders."""
+        found = [(f"cheapest for {one.target}", one.plan, one.power) for one in self.cheapest]
+        return [
+            LadderRow(
+                name, plan.rungs, plan.seeds, plan.lowest, plan.highest, plan.cost,
+                power.growth if power else None, power.verdict if power else None,
+            )
+            for name, plan, power in [("plan", self.power.plan, self.power), *found]
+            if plan is not None
+        ]  # fmt: skip
+
+    def headline(self) -> str:
+        """The power of the two questions in one line."""
+        plan = self.power.plan
+        return (
+            f"power at Δγ = {plan.delta_gamma:g}, {plan.rungs} rungs: growth {self.power.growth:.0%}, "
+            f"exponent {self.power.verdict:.0%}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as nested dicts and numbers, as `steepen power --json` prints it."""
+        return {**self.power.to_dict(), "cheapest": {one.target: one.to_dict() for one in self.cheapest}}
+
+    def panels(self) -> list[Panel]:
+        """How often the plan gives each answer."""
+        shares = {word: share for word, share in self.power.verdict_fractions.items() if share > 0}
+        bars = Series("plan", "bars", tuple(shares.values()), tuple(map(float, range(len(shares)))))
+        x = Axis("fraction of simulated ladders", limits=(0.0, 1.0))
+        return [Panel("Claims of the planned ladder", x, Axis("", names=tuple(shares)), (bars,))]
+
+    def blocks(self, width: int) -> Iterable[Block]:
+        """The plan, its outcomes, what could imitate the effect, and the cheapest ladders."""
+        plan = self.power.plan
+        yield Paragraph(
+            f"{_size(plan)} × 2 arms, {format_flops(plan.lowest)} to {format_flops(plan.highest)} FLOPs"
+            f" ({plan.decades:.2f} decades), noise {plan.noise:g}, Δγ = {plan.delta_gamma:+g}:"
+            f" {format_flops(plan.cost)} FLOPs in total"
+        )
+        yield outcome_table(self.power)
+        if plan.delta_gamma:
+            penalty = self.power.confounding_penalty
+            yield Paragraph(
+                f"A mistuned recipe can imitate the effect: a loss {penalty['top rung']:.4f} too high at the"
+                f" {self.power.confounding_ladder}'s top rung alone, or one that grows along its ladder"
+                f" linearly to {penalty['linear']:.4f} or quadratically to {penalty['quadratic']:.4f} there,"
+                " would look like the whole Δγ. Re-sweep the learning rate at the top."
+            )
+        yield from (Paragraph(_found(one)) for one in self.cheapest)
+
+
+def outcome_table(power: Power) -> Table:
+    """Every answer with the fraction of simulated pairs that claim it, and by what a growing gain grows."""
+    rows: list[OutcomeRow] = []
+    for growth, fraction in power.growth_fractions.items():
+        right = " (correct)" if growth == power.expected_growth else ""
+        fragile = power.fragile_growth_fractions.get(growth)
+        unmarked = fraction - (sum(power.fragile_growth_fractions.values()) if fragile is None else 0.0)
+        rows.append(
+            OutcomeRow(f"{growth}{right}", unmarked, MISSING if fragile is None else f"{fragile:.3f}")
+        )
+        if growth == "grows":
+            for word, part in power.verdict_fractions.items():
+                answer, _, by_what = word.partition(": ")
+                if answer == growth:
+                    right = " (correct)" if word == power.expected_verdict else ""
+                    rows.append(OutcomeRow(f"  by {by_what}{right}", part, ""))
+    title = f"{power.draws} simulated pairs, judged at level {power.plan.rule.level:.2g}"
+    return table_of(rows, list(columns_of(OutcomeRow).values()), title)
+
+
+def _found(cheapest: CheapestLadder) -> str:
+    target, goal = TARGET_TITLES[cheapest.target], percent(cheapest.goal)
+    if cheapest.plan is None or cheapest.power is None:
+        return f"No ladder up to 16 rungs, 5 seeds and 8 decades reaches {goal} power to show the {target}."
+    plan = cheapest.plan
+    reached = cheapest.power.verdict if cheapest.target == "exponent" else cheapest.power.growth
+    return (
+        f"Cheapest ladder with {goal} power to show the {target}: {_size(plan)}"
+        f" up to {format_flops(plan.highest)} FLOPs ({plan.decades:.2f} decades):"
+        f" {format_flops(plan.cost)} FLOPs in total, simulated power {reached:.3f}"
+    )
+
+
+def _size(plan: LadderPlan) -> str:
+    return f"{plan.rungs} rungs × {plan.seeds} seed{'s' if plan.seeds > 1 else ''}"

@@ -1,0 +1,166 @@
+"""`Result`: what every verb returns, with every way to show it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steepen.errors import UsageError
+from steepen.results.panel import Panel
+from steepen.results.render import EVERY_COLUMN, WRITERS, check_figure, check_table, to_html, to_latex
+from steepen.results.table import Table, columns_of, row_dict, table_of
+
+if TYPE_CHECKING:
+    from steepen.results.text import Block
+
+
+class Result(ABC):
+    """A result with typed rows. Subclasses say what its rows, its headline, its text and its panels are."""
+
+    @property
+    @abstractmethod
+    def rows(self) -> Sequence[Any]:
+        """The rows: frozen dataclasses whose fields say how they are shown (`Column`)."""
+
+    @abstractmethod
+    def headline(self) -> str:
+        """The result in one line: what `repr` shows."""
+
+    def blocks(self, width: int) -> Iterable[Block]:
+        """What a terminal of so many columns shows, in order; by default the table of the rows."""
+        return [self.table()]
+
+    def panels(self) -> Sequence[Panel]:
+        """What the figure shows; none by default."""
+        return ()
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Remarks that the command prints beside the result, on stderr."""
+        return ()
+
+    def headings(self) -> Mapping[str, str]:
+        """Headings by field, where they depend on the result ("γ 90% low")."""
+        return {}
+
+    def left_out(self) -> Collection[str]:
+        """Fields that say nothing in this result: neither shown nor written."""
+        return ()
+
+    def legend(self) -> Sequence[str]:
+        """What marks in the rows mean, one line each; below tables."""
+        return ()
+
+    def to_dict(self) -> Any:
+        """Everything as nested dicts, lists and numbers, as `--json` prints it."""
+        return {"rows": self.to_rows()}
+
+    def table(self, caption: str = "") -> Table:
+        """The rows as people read them: the columns that a page has room for."""
+        kind = columns_of(type(self.rows[0])) if self.rows else {}
+        own, hidden = self.headings(), self.left_out()
+        columns = [
+            replace(column, header=own.get(name, column.header))
+            for name, column in kind.items()
+            if column.shown and name not in hidden
+        ]
+        return table_of(self.rows, columns, self.headline(), caption)
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """The rows as dicts of Python values, every column."""
+        hidden = self.left_out()
+        return [
+            {name: value for name, value in row_dict(row).items() if name not in hidden} for row in self.rows
+        ]
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame of the rows (`to_rows()` is for polars and others)."""
+        return to_pandas(self.to_rows())
+
+    def to_json(self) -> str:
+        """The result as JSON text; NaN and infinities are null."""
+        from steepen.utils.json_io import to_json
+
+        return to_json(self.to_dict())
+
+    def to_latex(self, caption: str = "", label: str = "") -> str:
+        """A booktabs table of the rows, rounded for people; within a float where a caption is given."""
+        return "".join(f"% {line}\n" for line in self.legend()) + to_latex(self.table(caption), label)
+
+    def write_table(self, path: str | Path) -> Path:
+        """Write the rows as .tex (booktabs), .md (both rounded) or .csv (every column and digit)."""
+        from steepen.utils.files import write_atomically
+
+        target = Path(path)
+        check_table(target)
+        kind = target.suffix.lower()
+        notes = "".join(f"% {line}\n" for line in self.legend()) if kind == ".tex" else ""
+        write_atomically(target, notes + WRITERS[kind](self._raw() if kind in EVERY_COLUMN else self.table()))
+        return target
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the first panel into a matplotlib Axes (a new one where none is given) and return it."""
+        from steepen.report.colours import ARM_TITLES
+        from steepen.report.figure import plot_panel
+
+        if ax is None:
+            from matplotlib import pyplot
+
+            ax = pyplot.subplots(figsize=(5.0, 3.6), layout="constrained")[1]  # a notebook shows it
+        plot_panel(ax, self.panels()[0], ARM_TITLES)
+        return ax
+
+    def save_figure(self, path: str | Path) -> Path:
+        """Write the figure of all panels as PDF, SVG or PNG."""
+        from steepen.report.figure import save_panels
+
+        check_figure(Path(path))
+        save_panels(self.panels(), Path(path))
+        return Path(path)
+
+    def print(self) -> None:
+        """Print the result to the terminal, in its width and with colours."""
+        from steepen.results.text import print_blocks
+
+        print_blocks(self.blocks)
+
+    def summary(self) -> str:
+        """The same as plain text of 80 columns."""
+        from steepen.results.text import to_text
+
+        return to_text(self.blocks)
+
+    def __repr__(self) -> str:
+        return f"<{self.headline()}>"
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def _repr_html_(self) -> str:
+        below = "".join(f"<p>{escape(line)}</p>" for line in self.legend())
+        return f"<p>{escape(self.headline())}</p>{to_html(self.table())}{below}"
+
+    def _raw(self) -> Table:
+        """Every stored column, under the fields' own names."""
+        rows = self.to_rows()
+        names = tuple(rows[0]) if rows else ()
+        return Table(self.headline(), names, tuple(tuple(row.values()) for row in rows))
+
+
+def to_pandas(rows: Sequence[Mapping[str, Any]], index: str | None = None) -> Any:
+    """A pandas DataFrame of rows; raises UsageError if pandas is not installed."""
+    import importlib
+
+    try:
+        pandas = importlib.import_module("pandas")
+    except ImportError:
+        raise UsageError(
+            "to_frame() makes a pandas DataFrame, and pandas is not installed: `pip install pandas`, or use "
+            "to_rows(), which polars and others read."
+        ) from None
+    frame = pandas.DataFrame(list(rows))
+    return frame.set_index(index) if index is not None and len(frame) else frame

@@ -1,0 +1,84 @@
+"""Results as text in a terminal: paragraphs, and tables that fit its width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from io import StringIO
+from typing import TypeAlias
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table as Grid
+from rich.text import Text
+
+from steepen.results.render import formatted_rows, right_columns
+from steepen.results.table import Table
+from steepen.utils.console import SafeConsole
+
+WIDTH = 80  # columns of a summary in Python, and of text that goes to a file
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A paragraph, wrapped to the terminal; `lead` is its beginning in a style of its own."""
+
+    text: str = ""
+    lead: str = ""
+    style: str = ""  # of the lead
+    indent: int = 0
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Text whose lines are printed as they are."""
+
+    text: str
+
+
+Block: TypeAlias = Paragraph | Lines | Table
+Blocks: TypeAlias = Callable[[int], Iterable[Block]]  # of a terminal so many columns wide
+
+
+def print_blocks(blocks: Blocks, console: Console | None = None) -> None:
+    """Print paragraphs and tables to a console; to standard output where none is given."""
+    console = console or SafeConsole()
+    for block in blocks(console.width):
+        if isinstance(block, Table):
+            console.print(grid(block))
+        elif isinstance(block, Lines):
+            console.print(Text(block.text), soft_wrap=True)
+        else:
+            text = Text.assemble((block.lead, block.style), block.text)
+            console.print(Padding(text, (0, 0, 0, block.indent)) if block.indent else text)
+
+
+def to_text(blocks: Blocks, width: int = WIDTH) -> str:
+    """The same as plain text of at most `width` columns."""
+    page = StringIO()
+    print_blocks(blocks, SafeConsole(file=page, width=width, color_system=None))
+    return "\n".join(line.rstrip() for line in page.getvalue().rstrip().split("\n"))
+
+
+def grid(table: Table, rule: bool = True) -> Grid:
+    """A table for a terminal, with a rule below its head: words left, numbers right.
+
+    Words wrap where the terminal is narrow; numbers are never cut.
+    """
+    found = Grid(
+        title=Text(table.title) if table.title else None, title_justify="left", title_style="bold",
+        caption=Text(table.caption) if table.caption else None, caption_justify="left", caption_style="",
+        box=SIMPLE_HEAD if rule else None, padding=(0, 1, 0, 0), pad_edge=False,
+    )  # fmt: skip
+    for name, right in zip(table.columns, right_columns(table), strict=True):
+        found.add_column(Text(name), justify="right" if right else "left", no_wrap=right, overflow="fold")
+    styles = [column.styles for column in table.shown] or [{}] * len(table.columns)
+    for row in formatted_rows(table):
+        found.add_row(*(Text(cell, own.get(cell, "")) for cell, own in zip(row, styles, strict=True)))
+    return found
+
+
+def table_width(table: Table) -> int:
+    """The columns of a terminal that the table takes without wrapping."""
+    return SafeConsole(width=10_000).measure(grid(table)).maximum
