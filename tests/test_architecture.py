@@ -48,7 +48,10 @@ ALLOWED: dict[str, set[str]] = {
     # Rows and how they are shown. `report.figure` draws the panels of a result.
     "results": {"laws", "report.colours", "report.figure", "report.law_panels", "utils"},
     # What can be asked; `cli` and `api` have what is not a request yet.
-    "requests": {"distributed.monitor", "laws", "results", "utils"},
+    "requests": {
+        *("data", "model", "recipe", "runs", "launch", "training", "evaluation", "studies", "laws", "report"),
+        *("distributed", "inference", "results", "utils"),
+    },
     "cli": {
         *("data", "model", "recipe", "runs", "launch", "training", "evaluation", "studies", "laws", "report"),
         *("distributed", "inference", "utils", "api", "requests", "results"),

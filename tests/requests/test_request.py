@@ -65,7 +65,7 @@ def run_command(*words: str) -> dict[str, Any]:
 
     @dataclass(frozen=True)
     class Seen(Brew):
-        def run_in_terminal(self) -> None:
+        def run_in_terminal(self, as_json: bool = False) -> None:
             seen.append(self)
 
     app = typer.Typer(add_completion=False)
@@ -93,6 +93,7 @@ def run_command(*words: str) -> dict[str, Any]:
         ({"labels": {"a": "b"}}, {"a": "b"}),
         ({"add": "lemon"}, ("lemon",)),
         ({"add": ["lemon", "mint"]}, ("lemon", "mint")),
+        ({"add": {"lemon": 2, "mint": "fresh"}}, ("lemon=2", "mint=fresh")),
         ({"pot": "auto"}, "auto"),
         ({"pot": "3"}, 3),
         ({"out": "a/b"}, Path("a/b")),

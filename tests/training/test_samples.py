@@ -28,7 +28,7 @@ from steepen.training.trainer import Trainer, train
 
 MakeSpec = Callable[..., RunSpec]
 PLAIN = TrainOptions(device="cpu", quiet=True, micro_batch=2, checkpoint_every=3)
-SAMPLING = replace(PLAIN, sample_every=5, sample_prompts=("the law", ""))
+SAMPLING = replace(PLAIN, sample_every=5, sample_prompt=("the law", ""))
 
 
 def losses(store: Path, spec: RunSpec) -> list[float]:
@@ -103,7 +103,7 @@ def test_two_ranks_write_the_samples_of_one(
 def test_prompt_that_fills_the_context_is_refused(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
 ) -> None:
-    options = replace(SAMPLING, sample_prompts=("law " * 99,))
+    options = replace(SAMPLING, sample_prompt=("law " * 99,))
     spec = make_spec("vanilla")
     with pytest.raises(UsageError, match="leaves no room in the context of 32"):
         train(spec, tiny_data, RunStore(tmp_path), options)

@@ -79,7 +79,7 @@ def test_mlflow_gets_parameters_and_every_step(
     mlflow: FakeMlflow, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
 ) -> None:
     spec = make_spec("vanilla", steps=4)
-    train(spec, tiny_data, RunStore(tmp_path), replace(QUIET, trackers=("mlflow",)))
+    train(spec, tiny_data, RunStore(tmp_path), replace(QUIET, track=("mlflow",)))
     (run,) = mlflow.runs.values()
     assert [step for name, _, step in run["metrics"] if name == "loss"] == [1, 2, 3, 4]
     assert [step for name, _, step in run["metrics"] if name == "validation_loss"] == [4]
@@ -119,7 +119,7 @@ def test_a_run_of_wandb_and_trackio_gets_every_step(
 
     monkeypatch.setitem(sys.modules, name, SimpleNamespace(init=init))  # type: ignore[arg-type]
     spec = make_spec("vanilla", steps=3)
-    train(spec, tiny_data, RunStore(tmp_path), replace(QUIET, trackers=(name,)))
+    train(spec, tiny_data, RunStore(tmp_path), replace(QUIET, track=(name,)))
     assert calls[0] == ("steepen", f"vanilla-d3-{spec.hash}") and calls[-1] == "finished"
     assert [call[0] for call in calls[1:-1] if "loss" in call] == [1, 2, 3]
     assert (3, "validation_loss") in calls
@@ -135,7 +135,7 @@ def test_the_real_library_takes_a_run(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     pytest.importorskip(name, reason=f"needs {name}: pip install 'steepen[{name}]'")
-    options = replace(QUIET, quiet=False, trackers=(name,))
+    options = replace(QUIET, quiet=False, track=(name,))
     run = train(make_spec("vanilla", steps=3), tiny_data, RunStore(tmp_path / "runs"), options)
     assert "failed" not in capfd.readouterr().err
     written = [path.name for path in tmp_path.rglob("*") if path.is_file()]

@@ -262,7 +262,7 @@ def test_tracker_that_fails_does_not_stop_the_run(
         def close(self) -> None: ...
 
     monkeypatch.setitem(training_run.__dict__["Trackers"].__init__.__globals__["_KINDS"], "wandb", Fragile)
-    options = replace(QUIET, quiet=False, trackers=("wandb", "tensorboard"))
+    options = replace(QUIET, quiet=False, track=("wandb", "tensorboard"))
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # as where it is not installed
     train(make_spec("vanilla", steps=6), tiny_data, RunStore(tmp_path), options)
     said = capfd.readouterr().err

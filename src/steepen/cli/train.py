@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -361,7 +361,7 @@ def train(
     from steepen.training.train_options import TrainOptions
 
     options = TrainOptions(
-        shard=shard,
+        shard=shard,  # pyright: ignore[reportArgumentType]
         rank_timeout=rank_timeout,
         device=device,
         micro_batch=_micro_batch(micro_batch),
@@ -373,9 +373,9 @@ def train(
         keep_last=keep_last,
         keep_every=keep_every,
         wait=wait,
-        trackers=check_trackers(track or (), installed=True),
+        track=check_trackers(track or (), installed=True),  # pyright: ignore[reportArgumentType]
         sample_every=sample_every,
-        sample_prompts=tuple(sample_prompt or ("",)),
+        sample_prompt=tuple(sample_prompt or ()),
     )
     if sample_prompt and sample_every is None:
         raise UsageError("--sample-prompt needs --sample-every.")
@@ -560,9 +560,9 @@ def _train_on_ranks(
     if run.code is not None:
         code_digest(run.arm, run.optimizer)  # rejects code that is not trusted
         words.append("--trust-code")
-    words += [word for tracker in options.trackers for word in ("--track", tracker)]
+    words += [word for tracker in options.track for word in ("--track", tracker)]
     if options.sample_every is not None:
-        words += [f"--sample-prompt={prompt}" for prompt in options.sample_prompts]
+        words += [f"--sample-prompt={prompt}" for prompt in options.sample_prompt]
     with tempfile.TemporaryDirectory(prefix="steepen-") as folder:
         spec_file = Path(folder) / "spec.json"
         write_json(spec_file, run.to_dict())
@@ -586,9 +586,9 @@ def _train_on_ranks(
         raise SystemExit(code)
 
 
-def _micro_batch(text: str) -> int | None:
+def _micro_batch(text: str) -> Any:
     if text == "auto":
-        return None
+        return "auto"
     if not (text.isdecimal() and len(text) < 10 and int(text) >= 1):
         raise UsageError(
             f"--micro-batch {shorten(text)!r} is not valid: give a number of sequences below 1e9, or auto."

@@ -34,7 +34,7 @@ def command_function(kind: type[Request[Any]]) -> Callable[..., None]:
         try:
             request = kind(**given)
             _check_suffixes(figure, tables)
-            result = request.run_in_terminal()
+            result = request.run_in_terminal(bool(as_json))
         except SteepenError as error:
             error.args = (with_flags(kind, str(error)),)
             raise

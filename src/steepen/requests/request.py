@@ -35,25 +35,12 @@ from typing import Annotated, Any, ClassVar, Generic, ParamSpec, TypeVar, cast
 
 from steepen.errors import UsageError, nearest, show
 from steepen.requests.values import from_text, repeats
+from steepen.utils.codec import Option, to_builtins
 from steepen.utils.codec import decode as decode_value
-from steepen.utils.codec import to_builtins
 
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
-
-
-@dataclass(frozen=True)
-class Option:
-    """How a field is shown and given: what it means, its panel in `--help`, its name on the command line."""
-
-    help: str
-    panel: str = "Options"
-    flag: str = ""  # other than the field's name: "--from", "-j"; several with spaces
-    default: str = ""  # what help shows as the default, where the field's own (None) says nothing
-    python: str = ""  # what Python accepts besides, for its documentation
-    metavar: str = ""
-    environment: str = ""  # a variable that gives the value where the command line does not
 
 
 @dataclass(frozen=True)
@@ -103,8 +90,11 @@ class Request(ABC, Generic[R_co]):
     def run(self) -> R_co:
         """Do what is asked, and return the result."""
 
-    def run_in_terminal(self) -> Any:
-        """What the command does: `run`, whose result it prints; None from a verb that has printed it."""
+    def run_in_terminal(self, as_json: bool = False) -> Any:
+        """What the command does: `run`, whose result it prints; None from a verb that has printed it.
+
+        With `as_json` the result is printed as JSON, and nothing else to standard output.
+        """
         return self.run()
 
     def to_dict(self) -> dict[str, Any]:
@@ -190,6 +180,8 @@ def _converted(field: Field, value: Any) -> Any:
     """A field's value in its type, from text where it is text; a field that is left at None stays so."""
     if value is None and field.default is None:
         return None
+    if repeats(field.hint) and isinstance(value, Mapping):  # KEY=VALUE options as a dict
+        value = [f"{key}={one}" for key, one in cast("Mapping[str, Any]", value).items()]
     if repeats(field.hint) and not isinstance(value, str | list | tuple):
         value = (value,)
     try:

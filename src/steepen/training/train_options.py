@@ -1,56 +1,92 @@
-"""Options of a training process that do not change what a run computes, and so are not in its spec."""
+"""How a run is executed: fields of `train` that do not change its result, and so are not in its spec."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias
 
-from steepen.errors import UsageError
-from steepen.training.trackers import check_trackers
+from steepen.utils.codec import Option, Range
+
+# Panels of --help.
+EXECUTION = "Execution"
+CHECKPOINTS = "Validation, checkpoints and tracking"
+
+Steps: TypeAlias = Annotated[int, Range(1, 10**12)]
+DeviceField: TypeAlias = Annotated[str, Option("auto, cpu, cuda, cuda:N.", EXECUTION)]
+ShardField: TypeAlias = Annotated[
+    Literal["optimizer", "full"],
+    Option(
+        "With several GPUs: optimizer (state and fp32 weights, ZeRO-1), or full (weights and gradients too, "
+        "FSDP2, without fused kernels).",
+        EXECUTION,
+    ),
+]
+TrackField: TypeAlias = Annotated[
+    tuple[Literal["wandb", "tensorboard", "mlflow", "trackio"], ...],
+    Option("Tracker: wandb, tensorboard, mlflow or trackio. Repeatable.", CHECKPOINTS),
+]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """Device, micro-batch, kernels, validation, checkpoints, display and trackers."""
+    """Device, micro-batch, kernels, validation, checkpoints, samples, trackers and display.
 
-    device: str = "auto"
-    micro_batch: int | None = None  # sequences; None: the largest that fits
-    fused: bool | None = None  # fused kernels; None: wherever the device has them
-    compile: bool | None = None  # torch.compile; None: on a GPU what has no fused form, on a CPU nothing
-    validate_every: int | None = None  # steps; the end of the run is always validated
-    log_every: int | None = None  # steps; None: 1 on a CPU, 10 on a GPU, 50 with CUDA graphs
-    checkpoint_every: int | None = None  # steps; None: a tenth of the run
-    checkpoint_minutes: float = 10.0  # and at least every so many minutes
-    keep_last: int = 2
-    keep_every: int | None = None  # also keep every checkpoint whose step is a multiple of this
-    wait: bool = False  # while another process trains the same run
-    quiet: bool = False
-    trackers: tuple[str, ...] = ()  # "wandb", "tensorboard", "mlflow", "trackio"
-    sample_every: int | None = None  # steps between texts that are generated to samples.jsonl; None: none
-    sample_prompts: tuple[str, ...] = ("",)  # what they continue; "": the start of a document
-    shard: str = "optimizer"  # with several ranks: "optimizer" (ZeRO-1) or "full" (FSDP2)
-    rank_timeout: float = 600.0  # seconds without progress after which a rank counts as hung
+    The request `train` has these fields and checks them.
+    """
 
-    def __post_init__(self) -> None:
-        for name in (
-            "micro_batch",
-            "validate_every",
-            "log_every",
-            "checkpoint_every",
-            "keep_last",
-            "keep_every",
-            "sample_every",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                option = name.replace("_", "-")
-                raise UsageError(f"--{option} {value} is not valid: it must be at least 1.")
-        if not (math.isfinite(self.checkpoint_minutes) and self.checkpoint_minutes > 0):
-            raise UsageError(
-                f"--checkpoint-minutes {self.checkpoint_minutes} is not valid: it must be positive."
-            )
-        if self.shard not in ("optimizer", "full"):
-            raise UsageError(f"--shard {self.shard!r} is not known: use optimizer or full.")
-        if not (math.isfinite(self.rank_timeout) and self.rank_timeout > 0):
-            raise UsageError(f"--rank-timeout {self.rank_timeout} is not valid: it must be positive.")
-        check_trackers(self.trackers)
+    device: DeviceField = "auto"
+    micro_batch: Annotated[
+        int | Literal["auto"],
+        Range(1, 10**9),
+        Option("Sequences per micro-batch; auto: the largest that fits.", EXECUTION),
+    ] = "auto"
+    fused: Annotated[
+        bool | None,
+        Option("Use fused kernels and CUDA graphs. Default: if the device supports them.", EXECUTION),
+    ] = None
+    compile: Annotated[
+        bool | None,
+        Option("Use torch.compile. Default: on a GPU, for blocks without fused kernels.", EXECUTION),
+    ] = None
+    shard: ShardField = "optimizer"
+    rank_timeout: Annotated[
+        float,
+        Range(0.001, 1e7),
+        Option("Seconds without progress after which a rank counts as hung.", EXECUTION),
+    ] = 600.0
+    wait: Annotated[bool, Option("Wait while another process trains this run.", EXECUTION)] = False
+    quiet: Annotated[bool | None, Option("Print no progress (the default in Python).", EXECUTION)] = None
+    validate_every: Annotated[
+        Steps | None, Option("Steps between validations; the end is always validated.", CHECKPOINTS)
+    ] = None
+    log_every: Annotated[
+        Steps | None,
+        Option(
+            "Steps between lines of metrics. Default: 1 on a CPU, 10 on a GPU, 50 with CUDA graphs.",
+            CHECKPOINTS,
+        ),
+    ] = None
+    checkpoint_every: Annotated[
+        Steps | None, Option("Steps between checkpoints. Default: a tenth of the run.", CHECKPOINTS)
+    ] = None
+    checkpoint_minutes: Annotated[
+        float, Range(0.0001, 1e7), Option("Maximum minutes between checkpoints.", CHECKPOINTS)
+    ] = 10.0
+    keep_last: Annotated[
+        int, Range(1, 10**6), Option("Number of newest checkpoints to keep.", CHECKPOINTS)
+    ] = 2
+    keep_every: Annotated[
+        Steps | None, Option("Also keep checkpoints at multiples of this step.", CHECKPOINTS)
+    ] = None
+    sample_every: Annotated[
+        Steps | None,
+        Option(
+            "Generate sample text every so many steps, and at the end, into samples.jsonl. Default: none.",
+            CHECKPOINTS,
+        ),
+    ] = None
+    sample_prompt: Annotated[
+        tuple[str, ...],
+        Option("Prompt of the samples. Repeatable. Default: the start of a document.", CHECKPOINTS),
+    ] = ()
+    track: TrackField = ()

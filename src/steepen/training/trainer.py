@@ -117,7 +117,7 @@ def _train(
     batches, validation = make_loaders(spec, dataset)
     batches.row_range(world.rank, world.size)
     if options.sample_every is not None:
-        check_prompts(options.sample_prompts, dataset, spec.shape.context)
+        check_prompts(options.sample_prompt or ("",), dataset, spec.shape.context)
     with directory.lock(options.wait) if world.is_main else contextlib.nullcontext():
         finished = _record_of(directory, world)
         if finished is not None:
@@ -131,7 +131,7 @@ def _train(
             directory.failure_file.unlink(missing_ok=True)
         if world.monitor is not None:
             world.monitor.on_fault = functools.partial(_write_failure, directory)
-        display = ProgressDisplay(quiet=options.quiet or not world.is_main)
+        display = ProgressDisplay(quiet=bool(options.quiet) or not world.is_main)
         try:
             return Trainer(spec, batches, validation, directory, options, display, device, world).run()
         except Exception as error:
@@ -248,7 +248,7 @@ class Trainer:
             self.total_before = saved.seconds_total - started - sharing.seconds_waited
             self.scores = [from_builtins(ValidationScore, score) for score in saved.scores]
             self.saved_at = time.monotonic()
-            trackers = self.options.trackers if world.is_main else ()
+            trackers = self.options.track if world.is_main else ()
             self.trackers = Trackers(trackers, spec, self.directory.path, print_message)
             self.metrics = MetricsFile(
                 self.directory.metrics_file if world.is_main else None,
@@ -284,7 +284,7 @@ class Trainer:
         self.accumulator = GradientAccumulator(
             self.network,
             spec.batch_sequences // world.size,
-            options.micro_batch,
+            None if options.micro_batch == "auto" else options.micro_batch,
             print_message,
             ranks=world.size,
             sink=self.optimizer if isinstance(self.optimizer, DistributedOptimizer) else None,
@@ -433,7 +433,7 @@ class Trainer:
             self.directory.samples_file if world.is_main else None,
             self.step,
             self.batches.dataset,
-            options.sample_prompts,
+            options.sample_prompt or ("",),
             self.display.print,
         )
 

@@ -34,6 +34,19 @@ class Range:
         )
 
 
+@dataclass(frozen=True)
+class Option:
+    """How a field is shown and given: what it means, its panel in `--help`, its name on the command line."""
+
+    help: str
+    panel: str = "Options"
+    flag: str = ""  # other than the field's name: "--from", "-j"; several with spaces
+    default: str = ""  # what help shows as the default, where the field's own (None) says nothing
+    python: str = ""  # what Python accepts besides, for its documentation
+    metavar: str = ""
+    environment: str = ""  # a variable that gives the value where the command line does not
+
+
 class _InvalidValue(UsageError):
     """A value of the wrong type or range; enclosing decoders prepend their part of the field's path."""
 
@@ -113,7 +126,8 @@ def _annotated(kind: Any, extras: tuple[Any, ...]) -> Decoder:
 
     def decode_number(value: Any) -> Any:
         number = inner(value)
-        inside = number is None or limits.low <= number <= limits.high
+        # None and words (auto) are allowed by the type, and have no limits.
+        inside = not isinstance(number, int | float) or limits.low <= number <= limits.high
         return number if inside else _reject(value, accepted)
 
     return decode_number
