@@ -29,12 +29,12 @@ from steepen.recipe.recipe_file import RecipeFile, write_recipe
 from steepen.requests.app import all_commands, main
 from steepen.requests.registry import VERBS
 from steepen.requests.request import Argument, Request, fields_of
-from steepen.requests.values import metavar
 from steepen.runs.spec import RunSpec
 from steepen.studies.context import DatasetInfo, StudyContext
 from steepen.studies.preset import Preset, load_preset
 from steepen.studies.registry import STUDIES
 from steepen.utils.codec import from_builtins, to_builtins
+from steepen.utils.values import metavar
 
 COMMANDS = [
     "study ladder --preset tiny --rungs 1-999999999 --dry-run",

@@ -22,8 +22,8 @@ from steepen.requests.fit import Fit
 from steepen.requests.power import Power
 from steepen.requests.registry import VERBS, load
 from steepen.requests.request import Argument, Option, Request, fields_of, function
-from steepen.requests.values import Duration, Integers, Numbers, Pairs, Tokens, Words
 from steepen.utils.codec import Range
+from steepen.utils.values import Duration, Integers, Numbers, Pairs, Tokens, Words
 
 REQUESTS = {name: kind for name in VERBS if isinstance(kind := load(name), type)}
 

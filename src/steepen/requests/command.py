@@ -18,7 +18,7 @@ from rich.markup import escape
 
 from steepen.errors import SteepenError
 from steepen.requests.request import Argument, Field, Request, fields_of, replace_fields
-from steepen.requests.values import metavar, repeats
+from steepen.utils.values import metavar, repeats
 
 OUTPUT = "Output"  # panel of --json, --figure and --write-table
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, cast
 from steepen.errors import UsageError
 from steepen.requests.request import Option, Request, function
 from steepen.requests.tables import ReadsTable
-from steepen.requests.values import Confidence, Flops, Level, Noise, Seed
 from steepen.results.fit import ChinchillaResult, ComputeResult, IsoflopResult
 from steepen.utils.codec import Range
 from steepen.utils.progress import spinner
+from steepen.utils.values import Confidence, Flops, Level, Noise, Seed
 
 if TYPE_CHECKING:
     from steepen.laws.fits.chinchilla import ChinchillaLoss

@@ -7,10 +7,10 @@ from typing import Annotated
 
 from steepen.errors import UsageError
 from steepen.requests.request import Option, Request, function
-from steepen.requests.values import Confidence, Flops, Level, Noise
 from steepen.results.power import PowerResult
 from steepen.utils.codec import Range
 from steepen.utils.progress import spinner
+from steepen.utils.values import Confidence, Flops, Level, Noise
 
 # Panels of --help.
 LADDER = "Planned ladder"

@@ -34,9 +34,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Generic, ParamSpec, TypeVar, cast
 
 from steepen.errors import UsageError, nearest, show
-from steepen.requests.values import from_text, repeats
 from steepen.utils.codec import Option, to_builtins
 from steepen.utils.codec import decode as decode_value
+from steepen.utils.values import from_text, repeats
 
 P = ParamSpec("P")
 R = TypeVar("R")

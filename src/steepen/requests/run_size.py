@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-from steepen.requests.values import Depth, Flops, Fraction
 from steepen.utils.codec import Option, Range
+from steepen.utils.values import Depth, Flops, Fraction
 
 if TYPE_CHECKING:
     from steepen.model.arm import Arm

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from steepen.errors import UsageError
 from steepen.requests.request import Argument, Option
-from steepen.requests.values import Pairs
+from steepen.utils.values import Pairs
 
 if TYPE_CHECKING:
     from steepen.laws.table import Table

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
 from steepen.utils.codec import Option, Range
+from steepen.utils.values import Device
 
 # Panels of --help.
 EXECUTION = "Execution"
 CHECKPOINTS = "Validation, checkpoints and tracking"
 
 Steps: TypeAlias = Annotated[int, Range(1, 10**12)]
-DeviceField: TypeAlias = Annotated[str, Option("auto, cpu, cuda, cuda:N.", EXECUTION)]
+DeviceField: TypeAlias = Annotated[Device, Option("auto, cpu, cuda, cuda:N.", EXECUTION)]
 ShardField: TypeAlias = Annotated[
     Literal["optimizer", "full"],
     Option(

@@ -1,0 +1,191 @@
+"""Options of verbs that make runs: where runs are made, how each is executed, and what they may cost.
+
+`eval` takes `UsesLauncher`, `study` takes all (`Launching`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from steepen.training.train_options import EXECUTION, DeviceField, ShardField, Steps, TrackField
+from steepen.utils.codec import Option, Range
+
+if TYPE_CHECKING:
+    from steepen.launch.base import Launcher
+    from steepen.launch.budget import Budget
+    from steepen.launch.cost_estimate import Speed
+    from steepen.launch.gpus_per_run import GpusPerRun
+    from steepen.runs.store import RunStore
+
+# Panels of --help.
+LAUNCHER = "Launching"
+COST = "Budget and cost"
+
+
+@dataclass(frozen=True)
+class UsesLauncher:
+    """Where runs are made."""
+
+    _: KW_ONLY
+    launcher: Annotated[
+        Any,
+        Option(
+            "local, slurm, ray, or a custom module:attribute.", LAUNCHER, python="Also the launcher's class."
+        ),
+    ] = "local"
+    jobs: Annotated[
+        int | None,
+        Range(1, 10_000),
+        Option("Max runs at a time. Default: one per GPU, else per CPU core.", LAUNCHER, flag="-j"),
+    ] = None
+    launcher_options: Annotated[
+        tuple[str, ...],
+        Option(
+            "Option of the launcher. local: runs_per_gpu, threads. slurm: partition, timeout_min, "
+            "gpus_per_node, max_gpus_per_node, runs_per_job, account and any other of submitit. ray: "
+            "address, num_cpus, num_gpus, max_gpus_per_node, threads. Repeatable.",
+            LAUNCHER,
+            flag="--launcher-option",
+            metavar="KEY=VALUE",
+        ),
+    ] = ()
+
+    @property
+    def launcher_name(self) -> str:
+        """The launcher as other processes find it: a name, or module:attribute."""
+        from steepen.utils.imports import object_name
+
+        return object_name(self.launcher, "launcher")
+
+
+@dataclass(frozen=True)
+class Launching(UsesLauncher):
+    """How the runs of a study are made, and what they may cost."""
+
+    _: KW_ONLY
+    runs: Annotated[Path, Option("Directory of all runs.", LAUNCHER)] = Path("runs")
+    gpus_per_run: Annotated[
+        Annotated[int, Range(1, 1024)] | Literal["auto"],
+        Option(
+            "GPUs of each run, or auto: the fewest on which the planner expects it to fit in memory and to "
+            "finish within a day.",
+            LAUNCHER,
+        ),
+    ] = 1
+    device: DeviceField = "auto"
+    shard: ShardField = "optimizer"
+    sample_every: Annotated[
+        Steps | None,
+        Option(
+            "Every run generates sample text every so many steps into samples.jsonl. Default: the preset's, "
+            "else none.",
+            EXECUTION,
+        ),
+    ] = None
+    sample_prompt: Annotated[
+        tuple[str, ...],
+        Option("Prompt of the samples. Repeatable. Default: the start of a document.", EXECUTION),
+    ] = ()
+    track: TrackField = ()
+    retry_diverged: Annotated[bool, Option("Retrain runs whose loss diverged.", LAUNCHER)] = False
+    budget: Annotated[
+        str | None, Option("Start only runs that fit: FLOPs (1e15) or time (90s, 30m, 2h, 1d).", COST)
+    ] = None
+    gpu: Annotated[
+        str | None,
+        Option("Estimate time for this GPU (a100, h100, …) instead of from finished runs.", COST),
+    ] = None
+    mfu: Annotated[
+        float | None, Range(1e-6, 1), Option("Estimate time for this fraction of the GPU's peak (0.4).", COST)
+    ] = None
+    dollars_per_hour: Annotated[
+        float | None, Range(0, 1e6), Option("Price per hour of the resources of one run.", COST)
+    ] = None
+
+    @property
+    def store(self) -> RunStore:
+        """The run store."""
+        from steepen.runs.store import RunStore
+
+        return RunStore(self.runs)
+
+    @property
+    def on_this_machine(self) -> bool:
+        """Whether runs are made here: the hardware of a cluster's nodes is not known."""
+        return self.launcher_name == "local"
+
+    def check_launching(self) -> None:
+        """Reject what would fail when the first run starts, but for the device (`check_device`)."""
+        from steepen.training.trackers import check_trackers
+
+        check_trackers(self.track, installed=True)
+        self.limit()
+        self.gpus()
+
+    def check_device(self) -> None:
+        """Raise UsageError for a GPU that this machine does not have, before any run starts there."""
+        if self.on_this_machine and self.device.startswith("cuda"):
+            from steepen.training.device import find_device  # imports torch, which no other device needs
+
+            find_device(self.device)
+
+    def limit(self) -> Budget | None:
+        """What this command may spend; it counts from now."""
+        from steepen.launch.budget import Budget
+
+        return None if self.budget is None else Budget.parse(self.budget)
+
+    def gpus(self) -> GpusPerRun:
+        """GPUs of each run; raises UsageError for an unknown GPU."""
+        from steepen.launch.gpus_per_run import GpusPerRun
+        from steepen.recipe.hardware import find_accelerator
+
+        found = None if self.gpu is None else find_accelerator(self.gpu)
+        return GpusPerRun(self.gpus_per_run, found, self.shard)
+
+    def make_launcher(self, data: Path) -> Launcher:
+        """The launcher; raises UsageError for an unknown name or option.
+
+        Every attempt at a run is `steepen train` with these options.
+        """
+        from steepen.launch.base import LaunchContext
+        from steepen.launch.registry import make_launcher
+
+        words = () if self.device == "auto" else ("--device", self.device)
+        words += () if self.shard == "optimizer" else ("--shard", self.shard)
+        words += tuple(word for name in self.track for word in ("--track", name))
+        if self.sample_every is not None:
+            words += ("--sample-every", str(self.sample_every))
+            words += tuple(f"--sample-prompt={prompt}" for prompt in self.sample_prompt)
+        context = LaunchContext(data, self.store, words, gpus_per_run=self.gpus())
+        return make_launcher(self.launcher_name, context, self.jobs, self.launcher_options)
+
+    def speed(self) -> Speed:
+        """Speed of runs: as given, else from finished runs on the same hardware, else assumed."""
+        import platform
+
+        from steepen.launch.cost_estimate import Speed, local_hardware_name
+
+        hardware = None
+        if self.on_this_machine:
+            hardware = platform.node() if self.device == "cpu" else local_hardware_name()
+        return Speed.from_records(
+            () if self._speed_is_given else self.store.records(),
+            device=hardware,
+            gpu=self.gpu,
+            mfu=self.mfu,
+            gpus_per_run=self.gpus(),
+        )
+
+    def estimated_on_cpu(self) -> bool:
+        """Whether time estimates are for CPUs of this machine."""
+        from steepen.launch.local import visible_gpus
+
+        here = not self._speed_is_given and self.on_this_machine
+        return here and (self.device == "cpu" or not visible_gpus())
+
+    @property
+    def _speed_is_given(self) -> bool:
+        return self.gpu is not None or self.mfu is not None
