@@ -130,8 +130,8 @@ def test_missing_columns_are_named_as_in_python_without_an_arm_that_the_frame_la
     assert message.endswith("Name a column with `columns` flops=ITS_NAME.") and "--" not in message
     with pytest.raises(UsageError, match=r"no column 'budget'.* with `columns` budget=ITS_NAME"):
         steepen.fit(frame, law="isoflop", columns={"x": "who", "loss": "val_ce"})
-    with pytest.raises(UsageError, match=r"^`where` 'pf_days' is not a condition"):
-        steepen.fit(frame, columns={"flops": "pf_days", "loss": "val_ce"}, where=("pf_days",))
+    with pytest.raises(UsageError, match=r"^`where` 'pf_days 3' is not a condition"):
+        steepen.fit(frame, columns={"flops": "pf_days", "loss": "val_ce"}, where=("pf_days 3",))
 
 
 def test_fit_finds_the_steeper_law(judged: Any) -> None:

@@ -146,6 +146,11 @@ def test_columns_option_names_columns_and_replaces_one_of_the_same_name() -> Non
         (["N<2e8"], [1]),
         (["dataset=c4", "N > 1e8"], [2]),
         (["N=200000000"], [2]),
+        (["N >= 2e8 and dataset == 'c4'"], [2]),
+        (["dataset in ('c4', 'pile') and not N < 2e8"], [2, 3]),
+        (["N / 1e8 > 2"], [3, 4]),
+        (["dataset"], [1, 2, 3]),
+        (["dataset="], [4]),
     ],
 )
 def test_where_keeps_the_rows_of_every_condition(conditions: list[str], rows: list[int]) -> None:
@@ -156,9 +161,9 @@ def test_where_keeps_the_rows_of_every_condition(conditions: list[str], rows: li
 @pytest.mark.parametrize(
     ("condition", "expected"),
     [
-        ("dataset", "not a condition"),
-        ("N>many", "not a number"),
-        ("x=1", "no column 'x'"),
+        ("dataset c4", "not a condition"),
+        ("N>many", "no field 'many'"),
+        ("x=1", "no field 'x'"),
         ("N>1e9", "no row"),
     ],
 )

@@ -184,7 +184,7 @@ def test_a_mistyped_field_is_answered_with_the_nearest_in_any_of_their_names(
         ("__import__('os')", "not allowed"),
         ("arm.__class__ == 1", "no field 'arm.__class__'"),
         ("(lambda: 1)()", "not allowed"),
-        ("arm == vanilla", "put quotes around a word"),
+        ("arm == vanilla and depth > 1", "put quotes around a word"),
         ("arm > 3", "cannot be computed"),
         ("[x for x in (1, 2)]", "not allowed"),
         ("1 <", "not a condition"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from steepen.errors import UsageError
 from steepen.laws.fits.solver import Array
+from steepen.utils.expression import number_of, parse_condition
 from steepen.utils.formatting import printable
 
 MIN_REFERENCE_RUNGS = 4
@@ -42,13 +43,6 @@ ALIASES = {
 }
 # Names that are taken only where none of the above is there.
 LESS_USUAL = {"arm": ("model_name", "arch")}
-CONDITION = re.compile(r"^\s*(.+?)\s*(<=|>=|!=|==|=|<|>)\s*(.*?)\s*$")
-COMPARISONS: dict[str, Callable[[float, float], bool]] = {
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
-}
 MAX_COLUMNS_SHOWN = 8
 
 
@@ -172,21 +166,12 @@ class Table:
         return self.rename({ours: theirs for ours, theirs in other.renamed.items() if self.has(theirs)})
 
     def where(self, conditions: Sequence[str]) -> Table:
-        """The rows that satisfy every condition: `dataset=c4`, `arm=a,b`, `arm!=c`, `params>=1e8`."""
+        """The rows that satisfy every condition: `dataset=c4`, `arm=a,b`, `loss < 3 and params >= 1e8`."""
         keep = list(range(len(self)))
-        where = "`where` "
         for text in conditions:
-            match = CONDITION.match(text)
-            if match is None:
-                raise UsageError(f"{where}{text!r} is not a condition; write dataset=c4 or params>=1e8.")
-            column, sign, value = match.groups()
-            if self._name(column) is None:
-                raise UsageError(
-                    f"{where}{text}: {self.source} has no column {column!r}; it has"
-                    f" {self._nearest_columns([column])}."
-                )
-            cells = self._column(column)
-            keep = [row for row in keep if _satisfies(cells[row], sign, value, where + text)]
+            condition = parse_condition(text, self.columns, lambda name: self._name(name) or name)
+            used = {name: self.columns[name] for name in condition.names.values()}
+            keep = [row for row in keep if condition({name: _value(used[name][row]) for name in used})]
         if not keep:
             raise UsageError(f"no row of {self.source} has {' and '.join(conditions)}.")
         if len(keep) == len(self):
@@ -251,31 +236,12 @@ def _normalized(name: str) -> str:
     return re.sub(r"[\s_-]+", "_", name.strip().casefold())
 
 
-def _satisfies(cell: Any, sign: str, value: str, text: str) -> bool:
-    """Whether a cell satisfies a condition; an empty cell satisfies none but `!=`."""
-    if sign in ("=", "==", "!="):
-        alike = any(_same(cell, one.strip()) for one in value.split(","))
-        return alike is not (sign == "!=")
-    bound = _number(value)
-    if bound is None:
-        raise UsageError(f"{text}: {value!r} is not a number; compare text with = or !=.")
-    number = _number(cell)
-    return number is not None and COMPARISONS[sign](number, bound)
-
-
-def _same(cell: Any, value: str) -> bool:
-    own = "" if cell is None else str(cell).strip()
-    if own == value:
-        return True
-    left, right = _number(cell), _number(value)
-    return left is not None and left == right
-
-
-def _number(cell: Any) -> float | None:
-    try:
-        return float(cell)
-    except (TypeError, ValueError, OverflowError):
-        return None
+def _value(cell: Any) -> Any:
+    """A cell as conditions compare it: the number that its text is, or its text; None where it is empty."""
+    if isinstance(cell, str):
+        cell = cell.strip()
+    number = number_of(cell)
+    return (None if cell == "" else cell) if number is None else number
 
 
 def table_from(columns: dict[str, Sequence[Any]], source: str = "table") -> Table:

@@ -15,9 +15,9 @@ import typer.main
 from typer.core import TyperCommand, TyperGroup
 
 from steepen.errors import SteepenError, is_out_of_memory, shorten
+from steepen.requests.command import command_function, shorten_types
 from steepen.requests.registry import VERBS, Verb
 from steepen.requests.request import Request, replace_fields
-from steepen.requests.short_types import shorten_types
 from steepen.utils.imports import code_from
 from steepen.utils.printable_stream import printable_output
 
@@ -52,8 +52,6 @@ def build_command(verb: Verb) -> Any:
     others = "; ".join(f"[bold]steepen {one.name}[/bold]: {one.summary}" for one in members)
     is_request = isinstance(found, type) and issubclass(found, Request)
     if is_request:
-        from steepen.requests.command import command_function
-
         found = command_function(found)
     app.command(verb.name, epilog=others or None)(found)
     command = shorten_types(typer.main.get_command(app))

@@ -11,7 +11,7 @@ from steepen.requests.request import Option, Request, function
 from steepen.requests.tables import ReadsTable
 from steepen.results.fit import ChinchillaResult, ComputeResult, IsoflopResult
 from steepen.utils.codec import Range
-from steepen.utils.progress import spinner
+from steepen.utils.console import spinner
 from steepen.utils.values import Confidence, Flops, Level, Noise, Seed
 
 if TYPE_CHECKING:

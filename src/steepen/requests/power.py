@@ -9,7 +9,7 @@ from steepen.errors import UsageError
 from steepen.requests.request import Option, Request, function
 from steepen.results.power import PowerResult
 from steepen.utils.codec import Range
-from steepen.utils.progress import spinner
+from steepen.utils.console import spinner
 from steepen.utils.values import Confidence, Flops, Level, Noise
 
 # Panels of --help.

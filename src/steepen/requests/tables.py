@@ -44,7 +44,11 @@ class ReadsTable:
     ] = None
     where: Annotated[
         tuple[str, ...],
-        Option("Use only the rows with dataset=c4, arm=a,b, arm!=c or params>=1e8. Repeatable.", TABLE),
+        Option(
+            "Use only the rows with dataset=c4, arm=a,b, arm!=c, params>=1e8 or 'loss < 3 and depth > 4'. "
+            "Repeatable.",
+            TABLE,
+        ),
     ] = ()
 
     def read_table(self) -> Table:

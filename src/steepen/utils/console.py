@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from typing import IO
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -28,3 +29,18 @@ class SafeConsole(Console):
         """Render to segments, without control characters in their texts."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
+@contextmanager
+def spinner(text: str) -> Generator[Callable[[str], None]]:
+    """Show a spinner on a terminal and yield a function that changes its text; a no-op elsewhere."""
+    console = SafeConsole(stderr=True)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status(text) as shown:
+
+        def update(new_text: str) -> None:
+            shown.update(new_text)
+
+        yield update

@@ -1,12 +1,14 @@
-"""Conditions on named fields, as `--where` takes them: parsed to Python's syntax tree, never evaluated by it.
+"""Conditions on named fields, as `where` takes them: parsed to Python's syntax tree, never evaluated by it.
 
-`learning_rate > 0.1 and arm == "untied-2"`, `depth in (4, 6) or not core`, `tokens / parameters < 20`.
+`arm=a,b`, `dataset!=c4` and `params>=1e8` need no quotes. Longer ones are as in Python: `learning_rate > 0.1
+and arm == "untied-2"`, `depth in (4, 6) or not core`, `tokens / parameters < 20`.
 """
 
 from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +17,10 @@ from steepen.errors import UsageError, nearest, shorten
 from steepen.utils.formatting import is_number
 
 MAX_LENGTH = 2000  # characters; the parser recurses, so a longer text could exhaust the stack
-HINT = """write it like 'learning_rate > 0.1 and arm == "untied-2"'"""
+HINT = """write it like arm=a,b or 'learning_rate > 0.1 and arm == "untied-2"'"""
+# A name, a sign and values without quotes; what looks like more than that is parsed as Python.
+_SHORT = re.compile(r"\s*([^<>=!'\"()\[\]]+?)\s*(<=|>=|!=|==|=|<|>)\s*([^<>=!'\"()\[\]]*?)\s*")
+_PYTHON = re.compile(r"\b(?:and|or|not|in|is|True|False|None)\b")
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -35,6 +40,7 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Div: operator.truediv,
 }
 _ORDERED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+_ORDERED_BY_SIGN = {"<": ast.Lt, "<=": ast.LtE, ">": ast.Gt, ">=": ast.GtE}
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class Condition:
             return bool(self._value(self.tree, fields))
         except (TypeError, ZeroDivisionError, OverflowError) as error:
             raise UsageError(
-                f"--where {shorten(self.text)!r} cannot be computed ({error}); put quotes around words, "
+                f"`where` {shorten(self.text)!r} cannot be computed ({error}); put quotes around words, "
                 "none around numbers."
             ) from None
 
@@ -101,16 +107,57 @@ def parse_condition(
     constants, and for an unknown field.
     """
     if len(text) > MAX_LENGTH:
-        raise UsageError(f"--where has {len(text):,} characters; {MAX_LENGTH:,} are allowed.")
+        raise UsageError(f"`where` has {len(text):,} characters; {MAX_LENGTH:,} are allowed.")
+    if (short := _short_condition(text, known, aliases)) is not None:
+        return short
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         single = "=" in text and not any(sign in text for sign in ("==", "<=", ">=", "!="))
         why = " (equality is ==)" if single else ""
-        raise UsageError(f"--where {shorten(text)!r} is not a condition{why}; {HINT}.") from None
+        raise UsageError(f"`where` {shorten(text)!r} is not a condition{why}; {HINT}.") from None
     names: dict[str, str] = {}
     _check(tree, text, names, known, aliases)
     return Condition(text, tree, names)
+
+
+def number_of(text: object) -> float | None:
+    """The number that a cell or a word is, if it is one."""
+    try:
+        return None if isinstance(text, bool) else float(text)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _short_condition(text: str, known: Collection[str], aliases: Callable[[str], str]) -> Condition | None:
+    """The condition of a text like arm=a,b or params>=1e8; None for any other."""
+    match = _SHORT.fullmatch(text)
+    if match is None or _PYTHON.search(text):
+        return None
+    name, sign, values = match.groups()
+    field = name if name in known else aliases(name)
+    words = [word.strip() for word in values.split(",")]
+    if values in known or (field not in known and not name.isidentifier()):  # two fields, or arithmetic
+        return None
+    if field not in known:
+        raise _unknown(text, name, known)
+    left, number = ast.Name(name), number_of(values)
+    if sign in ("<", "<=", ">", ">="):
+        if number is None:
+            return None
+        tree = ast.Compare(left, [_ORDERED_BY_SIGN[sign]()], [ast.Constant(number)])
+    else:
+        numbers = [one for one in map(number_of, words) if one is not None]
+        either: list[ast.expr] = [ast.Constant(one) for one in (*(word or None for word in words), *numbers)]
+        tree = ast.Compare(left, [ast.NotIn() if sign == "!=" else ast.In()], [ast.List(either)])
+    return Condition(text, tree, {name: field})
+
+
+def _unknown(text: str, name: str, known: Collection[str]) -> UsageError:
+    return UsageError(
+        f"`where` {shorten(text)!r}: there is no field {name!r}; the nearest are {nearest(name, known)} "
+        "(put quotes around a word that is a value)."
+    )
 
 
 def _check(
@@ -122,10 +169,7 @@ def _check(
         written = ast.unparse(node)
         field = written if written in known else aliases(written)
         if field not in known:
-            raise UsageError(
-                f"--where {shorten(text)!r}: there is no field {written!r}; the nearest are "
-                f"{nearest(written, known)} (put quotes around a word that is a value)."
-            )
+            raise _unknown(text, written, known)
         names[written] = field
         return
     if isinstance(node, ast.BoolOp):
@@ -144,7 +188,7 @@ def _check(
         parts = []
     else:
         raise UsageError(
-            f"--where {shorten(text)!r} has {ast.unparse(node)!r}, which is not allowed; {HINT}."
+            f"`where` {shorten(text)!r} has {ast.unparse(node)!r}, which is not allowed; {HINT}."
         )
     for part in parts:
         _check(part, text, names, known, aliases)

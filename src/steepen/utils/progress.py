@@ -182,20 +182,3 @@ class _Stages:
         row = ProgressRow(stage, done, total or None, ", ".join(figures))
         line = f"{stage} …" if new else f"{stage}: {row.text}"
         self.display.update(Progress((row,), line), final=new)
-
-
-@contextmanager
-def spinner(text: str) -> Generator[Callable[[str], None]]:
-    """Show a spinner on a terminal and yield a function that changes its text; a no-op elsewhere."""
-    from steepen.utils.console import SafeConsole
-
-    console = SafeConsole(stderr=True)
-    if not console.is_terminal:
-        yield lambda _: None
-        return
-    with console.status(text) as shown:
-
-        def update(new_text: str) -> None:
-            shown.update(new_text)
-
-        yield update
