@@ -236,4 +236,4 @@ def test_member_of_a_group_is_found_by_both_words(capsys: pytest.CaptureFixture[
     assert main(["data", "show", "--help"]) == 0
     assert "steepen data show" in capsys.readouterr().out
     assert main(["data", "sho"]) == 2
-    assert "show" in capsys.readouterr().err
+    assert "No such command 'sho'" in capsys.readouterr().err
