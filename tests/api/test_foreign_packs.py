@@ -5,7 +5,12 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import shutil
+import signal
+import subprocess
+import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +22,23 @@ from run_fixtures import make_spec
 from steepen.api.pack import pack, unpack
 from steepen.errors import SteepenError, UsageError
 from steepen.runs.store import RunStore
-from steepen.studies.driver.journal import Journal
+from steepen.studies.driver.journal import Journal, JournalEntry, RequestedRun
+from steepen.utils.codec import to_builtins
+from steepen.utils.files import scratch_directory
+from steepen.utils.formatting import printable
 from steepen.utils.json_io import with_checksum, write_json
 
 JOURNAL = "studies/s/study.json"
+RUN = "0123456789abcdef"
+
+
+def journal_of(*runs: str, name: str = "s") -> bytes:
+    """A study's journal that requested these runs."""
+    asked = tuple(RequestedRun(run, "vanilla", 2, 0, 1, 1.0) for run in runs)
+    return json.dumps(with_checksum(to_builtins(JournalEntry(name, {}, "runs", asked)))).encode()
+
+
+STUDY = {JOURNAL: journal_of(RUN), f"runs/{RUN}/spec.json": b"{}", "report/report.html": b"page"}
 
 
 def write_pack(path: Path, manifest: Any, files: dict[str, bytes]) -> Path:
@@ -38,6 +56,10 @@ def manifest_of(files: dict[str, bytes], study: str = "s") -> dict[str, Any]:
     return {"version": 1, "study": study, "files": digests}
 
 
+def left_in(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+
+
 @pytest.mark.parametrize("manifest", [[], None, {"version": 1}, {"version": 1, "study": "s", "files": [1]}])
 def test_damaged_manifest_gives_a_sentence(manifest: Any, tmp_path: Path) -> None:
     with pytest.raises(SteepenError):
@@ -45,66 +67,229 @@ def test_damaged_manifest_gives_a_sentence(manifest: Any, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "name", ["../x", "/tmp/x", "studies/../../x", "studies", "runs/x", "x/y/z", "report", "runs/a/\0", ""]
-)
-def test_no_file_leaves_the_directory(name: str, tmp_path: Path) -> None:
-    files = {JOURNAL: b"{}", name: b"hello"}
+    "name",
+    [
+        *("../x", "/tmp/x", "studies/../../x", "studies", "runs/x", "x/y/z", "report", "runs/a/\0", ""),
+        *("runs/.slurm/123/job.pkl", "studies/other/study.json", "studies/s/.hidden.json", "runs/.index"),
+        *(f"runs/{RUN}/lock", f"runs/{RUN}/../other/spec.json", f"runs/{RUN}/scores/../../x.json"),
+        *(f"runs/{'f' * 16}/spec.json", f"runs/{RUN}/checkpoints/latest/state.safetensors"),
+        *("report/\x1b]0;title\x07.html", "report/.htaccess", "report/a\nb", "report/\u202etxt.exe"),
+        *("studies/s/sub/study.json", "studies/s/setup.py", f"runs/{RUN}/spec.json/x", "report//x"),
+    ],
+)  # fmt: skip
+def test_only_files_of_the_study_itself_are_unpacked(name: str, tmp_path: Path) -> None:
+    files = {**STUDY, name: b"hello"}
+    packed = write_pack(tmp_path / "p", manifest_of(files), files)
+    with pytest.raises(SteepenError) as error:
+        unpack(packed, tmp_path / "out" / "deep")
+    assert printable(str(error.value)) == str(error.value)
+    assert left_in(tmp_path) == ["p"]
+    # Nor is it unpacked where the manifest does not mention it.
     with pytest.raises(SteepenError):
-        unpack(write_pack(tmp_path / "p", manifest_of(files), files), tmp_path / "out" / "deep")
-    assert [path.name for path in tmp_path.rglob("*")] == ["p"]
+        unpack(write_pack(tmp_path / "p", manifest_of(STUDY), files), tmp_path / "out")
+    assert left_in(tmp_path) == ["p"]
 
 
-@pytest.mark.parametrize("study", ["", "..", ".hidden", "a/b", "a\0"])
-def test_study_has_a_name_of_one_directory(study: str, tmp_path: Path) -> None:
-    files = {f"studies/{study}/study.json": b"{}"}
+def test_a_pack_that_is_right_is_unpacked(tmp_path: Path) -> None:
+    made = unpack(write_pack(tmp_path / "p", manifest_of(STUDY), STUDY), tmp_path / "out")
+    assert (made.runs, made.files, made.bytes) == (1, 3, sum(map(len, STUDY.values())))
+    files = [path for path in left_in(tmp_path / "out") if (tmp_path / "out" / path).is_file()]
+    assert files == ["report/s/report.html", f"runs/{RUN}/spec.json", "studies/s/study.json"]
+
+
+@pytest.mark.parametrize("study", ["", "..", ".hidden", "a/b", "a\0", "other"])
+def test_study_has_a_name_of_one_directory_and_its_own_journal(study: str, tmp_path: Path) -> None:
+    files = {f"studies/{study}/study.json": journal_of()}
     with pytest.raises(SteepenError):
         unpack(write_pack(tmp_path / "p", manifest_of(files, study), files), tmp_path / "out")
-    assert [path.name for path in tmp_path.rglob("*")] == ["p"]
+    assert left_in(tmp_path) == ["p"]
 
 
-def test_links_and_files_beyond_the_manifest_are_not_unpacked(tmp_path: Path) -> None:
-    files = {JOURNAL: b"{}", "runs/a/more": b"hello"}
-    packed = write_pack(tmp_path / "p", manifest_of({JOURNAL: b"{}"}), files)
-    assert unpack(packed, tmp_path / "out").files == 1
-    assert not (tmp_path / "out" / "runs").exists()
-    with tarfile.open(packed, "w:gz") as tar:
-        text = json.dumps(manifest_of({JOURNAL: b"{}"})).encode()
-        entry = tarfile.TarInfo("MANIFEST.json")
-        entry.size = len(text)
-        tar.addfile(entry, io.BytesIO(text))
-        link = tarfile.TarInfo(JOURNAL)
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
-        tar.addfile(link)
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+def test_links_and_devices_are_not_unpacked(kind: bytes, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "p", "w:gz") as tar:
+        text = json.dumps(manifest_of(STUDY)).encode()
+        for name, data in {**STUDY, "MANIFEST.json": text}.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            if name == JOURNAL:
+                entry.type, entry.linkname, entry.size = kind, "/etc/hostname", 0
+            tar.addfile(entry, io.BytesIO(data) if entry.size else None)
     with pytest.raises(SteepenError, match=r"it has no studies/s/study\.json"):
-        unpack(packed, tmp_path / "other")
+        unpack(tmp_path / "p", tmp_path / "out")
+    assert left_in(tmp_path) == ["p"]
+
+
+def test_a_name_twice_is_rejected(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "p", "w:gz") as tar:
+        for name, data in (*STUDY.items(), *STUDY.items(), ("MANIFEST.json", b"{}")):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    with pytest.raises(SteepenError, match="does not belong"):
+        unpack(tmp_path / "p", tmp_path / "out")
 
 
 def test_bomb_is_rejected_before_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steepen.api.pack.MAX_UNPACKED", 1 << 20)
+    monkeypatch.setattr("steepen.studies.driver.archive.MAX_UNPACKED", 1 << 20)
     files = {JOURNAL: bytes(8 << 20)}
     packed = write_pack(tmp_path / "p", manifest_of(files), files)
     assert packed.stat().st_size < 1 << 16
     with pytest.raises(SteepenError, match="would unpack to more than"):
         unpack(packed, tmp_path / "out")
+    assert left_in(tmp_path) == ["p"]
 
 
-@given(place=st.integers(0, 400), byte=st.integers(0, 255), cut=st.booleans())
+HUGE = 600 << 20
+
+
+def huge_manifest(tar: tarfile.TarFile) -> None:
+    entry = tarfile.TarInfo("MANIFEST.json")
+    entry.size = HUGE
+    tar.addfile(entry, Zeros())
+
+
+def huge_header(tar: tarfile.TarFile, kind: bytes) -> None:
+    """A name, or attributes, of 600 MiB."""
+    entry = tarfile.TarInfo("x")
+    entry.type, entry.size = kind, HUGE
+    tar.fileobj.write(entry.tobuf(tarfile.GNU_FORMAT))  # type: ignore[union-attr]
+    for _ in range(HUGE >> 20):
+        tar.fileobj.write(b"0" * (1 << 20))  # type: ignore[union-attr]
+
+
+def many_headers(tar: tarfile.TarFile) -> None:
+    for number in range(300_000):
+        entry = tarfile.TarInfo(f"report/{number}")
+        entry.type = tarfile.DIRTYPE
+        tar.addfile(entry)
+        tar.members.clear()  # type: ignore[attr-defined]
+
+
+class Zeros(io.RawIOBase):
+    """Endless zeros."""
+
+    def read(self, size: int = -1) -> bytes:
+        return bytes(size)
+
+
+BOMBS: dict[str, Callable[[tarfile.TarFile], None]] = {
+    "manifest": huge_manifest,
+    "attributes": lambda tar: huge_header(tar, tarfile.XHDTYPE),
+    "name": lambda tar: huge_header(tar, tarfile.GNUTYPE_LONGNAME),
+    "headers": many_headers,
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_pack_cannot_fill_the_memory(kind: str, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "p", "w:gz", compresslevel=1) as tar:
+        BOMBS[kind](tar)
+    code = (
+        "import resource, sys\nfrom steepen.api.pack import unpack\nfrom steepen.errors import SteepenError\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try: unpack('p', 'out')\nexcept SteepenError as error: print(error)\n"
+        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    sentence, megabytes = done.stdout.splitlines()
+    assert "pack" in sentence and int(megabytes) < 64, done.stdout
+    assert left_in(tmp_path) == ["p"]
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    files = {**STUDY, f"report/{'x' * 300}": b"hello"}
+    with pytest.raises(OSError, match="too long"):
+        unpack(write_pack(tmp_path / "p", manifest_of(files), files), tmp_path / "out")
+    assert left_in(tmp_path) == ["p"]
+
+
+def test_an_error_while_files_are_moved_undoes_what_was_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "out" / "report" / "s" / "report.html"
+    old.parent.mkdir(parents=True)
+    old.write_text("before")
+    packed = write_pack(tmp_path / "p", manifest_of(STUDY), STUDY)
+    before, move = left_in(tmp_path), shutil.move
+
+    def fail_at_the_journal(source: Any, target: Any) -> Any:
+        if Path(target).name == "study.json":
+            assert old.read_text() == "page"
+            raise OSError(28, "No space left on device")
+        return move(source, target)
+
+    monkeypatch.setattr(shutil, "move", fail_at_the_journal)
+    with pytest.raises(OSError, match="No space"):
+        unpack(packed, tmp_path / "out")
+    assert left_in(tmp_path) == before and old.read_text() == "before"
+
+
+@given(place=st.integers(0, 700), byte=st.integers(0, 255), cut=st.booleans())
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_damaged_archive_is_rejected_or_has_the_right_content(
     place: int, byte: int, cut: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("pack")
-    files = {JOURNAL: b'{"a": 1}'}
-    data = bytearray(write_pack(folder / "p", manifest_of(files), files).read_bytes())
+    data = bytearray(write_pack(folder / "p", manifest_of(STUDY), STUDY).read_bytes())
     place %= len(data)
     data[place] = byte
     (folder / "p").write_bytes(data[:place] if cut else data)
     try:
         unpack(folder / "p", folder / "out")
     except SteepenError as error:
-        assert len(str(error)) < 2000
+        assert len(str(error)) < 2000 and left_in(folder) == ["p"]
     else:
-        assert (folder / "out" / JOURNAL).read_bytes() == files[JOURNAL]
+        assert (folder / "out" / JOURNAL).read_bytes() == STUDY[JOURNAL]
+
+
+def test_packing_needs_little_memory_and_reads_each_file_once(tmp_path: Path) -> None:
+    store, spec = RunStore(tmp_path / "runs"), make_spec()
+    journal = Journal.open(tmp_path / "studies", "s", {}, store.root)
+    with journal.driving():
+        journal.add_batch([spec])
+    run = store.run(spec)
+    weights = run.checkpoints / "00000006" / "state.safetensors"
+    weights.parent.mkdir(parents=True)
+    with weights.open("wb") as file:
+        file.truncate(300 << 20)
+    code = (
+        "import resource, sys\nfrom steepen.api.pack import pack\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "pack('s', 'p', weights=True)\n"
+        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 32
+    assert unpack(tmp_path / "p", tmp_path / "out").bytes > 300 << 20
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_packing_that_is_stopped_leaves_nothing(number: int, tmp_path: Path) -> None:
+    """After SIGKILL the next pack removes what was left."""
+    code = (
+        "import os, sys, time\nfrom steepen.utils.files import scratch_directory\nfrom pathlib import Path\n"
+        "with scratch_directory('packing', Path('out')) as scratch:\n"
+        "    (scratch / 'report').mkdir()\n    print('ready', flush=True)\n    time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        assert len(list((tmp_path / "out").iterdir())) == 1
+        with scratch_directory("packing", tmp_path / "out"):
+            assert len(list((tmp_path / "out").iterdir())) == 2  # that of a living process is left alone
+        process.send_signal(number)
+        code = process.wait()
+    if number == signal.SIGKILL:
+        assert len(list((tmp_path / "out").iterdir())) == 1
+        with scratch_directory("packing", tmp_path / "out"):
+            assert len(list((tmp_path / "out").iterdir())) == 1
+        assert not list((tmp_path / "out").iterdir())
+    else:
+        assert code == 128 + number and not (tmp_path / "out").exists()
 
 
 def test_packing_follows_no_link_out_of_a_run(tmp_path: Path) -> None:

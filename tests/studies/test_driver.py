@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from steepen.errors import SteepenError
 from steepen.launch.worker import python_path
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
@@ -71,6 +72,41 @@ def test_a_failed_run_raises_after_the_others_have_finished(
     sentence = str(error.value)
     assert spec(13).hash in sentence and "Diverged" in sentence and "1 more" in sentence
     assert Journal.read(tmp_path / "s").live_status == "failed"
+
+
+def test_an_answer_stays_until_its_successor_is_written(
+    instant: Any, store: RunStore, spec: Spec, tmp_path: Path
+) -> None:
+    def read() -> Any:
+        return Journal.read(tmp_path / "s").entry
+
+    drive(seeds_of([1, 2], spec=spec), store, instant, journal=Journal.open(tmp_path, "s", {}, store.root))
+    first = read()
+    assert first.answer is not None and first.status == "finished"
+
+    def stopped() -> Study:
+        seen = read()
+        assert (seen.status, seen.answer, seen.runs) == ("running", first.answer, first.runs)
+        yield [spec(2), spec(3)]
+        assert [asked.seed for asked in read().runs] == [2, 3, 1]  # none is an orphan meanwhile
+        raise KeyboardInterrupt
+
+    with pytest.raises(SteepenError, match="stopped by Ctrl-C"):
+        drive(stopped(), store, instant, journal=Journal.open(tmp_path, "s", {}, store.root))
+    assert read().answer == first.answer and read().status == "stopped"
+    drive(seeds_of([3], spec=spec), store, instant, journal=Journal.open(tmp_path, "s", {}, store.root))
+    assert [asked.seed for asked in read().runs] == [3] and read().answer != first.answer
+
+
+def test_a_second_driver_does_not_erase_the_answer_of_the_first(
+    instant: Any, store: RunStore, spec: Spec, tmp_path: Path
+) -> None:
+    late = Journal.open(tmp_path, "s", {}, store.root)
+    with late.driving():
+        drive(seeds_of([1], spec=spec), store, instant, journal=Journal.open(tmp_path, "s", {}, store.root))
+        answer = Journal.read(tmp_path / "s").entry.answer
+        late.add_batch([spec(1)])
+        assert answer is not None and Journal.read(tmp_path / "s").entry.answer == answer
 
 
 def test_accept_diverged_gives_none_and_other_failures_still_raise(

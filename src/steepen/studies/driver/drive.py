@@ -20,6 +20,7 @@ from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
 from steepen.studies.driver.journal import Journal
+from steepen.studies.driver.run_concurrently import lead
 
 A = TypeVar("A")
 
@@ -55,6 +56,13 @@ class StudyStopped(SteepenError):
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         super().__init__(f"stopped by {name}; the runs are saved, and the same command resumes them.")
         self.exit_code = 128 + number
+
+
+class _Unfinished(Exception):
+    """Runs of a simulated study that have no record yet."""
+
+    def __init__(self, runs: list[RunSpec]) -> None:
+        self.runs = runs
 
 
 @dataclass(frozen=True)
@@ -94,18 +102,19 @@ def drive(
         stack.enter_context(_stop_on_sigterm())
         stack.enter_context(progress)
         batch = _BatchRunner(store, launcher, budget, accept_diverged, retry_diverged, progress)
-        try:
-            specs = next(study)
-            while True:
-                if journal is not None:
-                    journal.add_batch(specs)
-                specs = study.send(batch.run(specs))
-        except StopIteration as end:
+
+        def records(specs: Sequence[RunSpec]) -> list[RunRecord | None]:
             if journal is not None:
-                journal.set_answer(end.value)
-            return end.value
+                journal.add_batch(specs)
+            return batch.run(specs)
+
+        try:
+            answer = lead(study, records)
         except KeyboardInterrupt:
             raise StudyStopped(signal.SIGINT) from None
+        if journal is not None:
+            journal.set_answer(answer)
+        return answer
 
 
 def simulate_study(
@@ -113,17 +122,20 @@ def simulate_study(
 ) -> SimulatedStudy:
     """Step through a study with the finished records, as far as they go; start and write nothing."""
     finished: set[str] = set()
+
+    def records(specs: Sequence[RunSpec]) -> list[RunRecord | None]:
+        missing = _unfinished(specs, store, accept_diverged)
+        finished.update({spec.hash for spec in specs} - missing.keys())
+        if missing:
+            raise _Unfinished(list(missing.values()))
+        return [store.record(spec) for spec in specs]
+
     try:
-        specs = next(study)
-        while True:
-            missing = _unfinished(specs, store, accept_diverged)
-            finished |= {spec.hash for spec in specs} - missing.keys()
-            if missing:
-                study.close()
-                return SimulatedStudy(len(finished), list(missing.values()), complete=False)
-            specs = study.send([store.record(spec) for spec in specs])
-    except StopIteration as end:
-        return SimulatedStudy(len(finished), [], complete=True, answer=end.value)
+        answer = lead(study, records)
+    except _Unfinished as stop:
+        study.close()
+        return SimulatedStudy(len(finished), stop.runs, complete=False)
+    return SimulatedStudy(len(finished), [], complete=True, answer=answer)
 
 
 def simulate_with_synthetic_records(
@@ -157,20 +169,15 @@ def _requested_specs(
 ) -> dict[str, RunSpec]:
     """Every unfinished run that a study requests if their records are the stand-in's, by hash."""
     requested: dict[str, RunSpec] = {}
-    try:
-        specs = next(study)
-        while True:
-            missing = _unfinished(specs, store, accept_diverged)
-            requested |= missing
-            specs = study.send(
-                [stand_in(spec) if spec.hash in missing else store.record(spec) for spec in specs]
-            )
-    except StopIteration:
-        pass
-    except (
-        SteepenError
-    ):  # synthetic records beside real ones may fail a fit: return what was requested so far
-        study.close()
+
+    def records(specs: Sequence[RunSpec]) -> list[RunRecord | None]:
+        missing = _unfinished(specs, store, accept_diverged)
+        requested.update(missing)
+        return [stand_in(spec) if spec.hash in missing else store.record(spec) for spec in specs]
+
+    # Synthetic records beside real ones may fail a fit: then what was requested so far is returned.
+    with contextlib.suppress(SteepenError):
+        lead(study, records)
     return requested
 
 

@@ -10,7 +10,7 @@ import contextlib
 import datetime
 import json
 import socket
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from steepen.utils.validate import require
 
 JOURNAL = "study.json"
 LOCK = "lock"
+WRITE_LOCK = ".write-lock"  # while the journal is read and written again
 JOURNAL_VERSION = 1
 JournalStatus = Literal["running", "finished", "failed", "stopped"]
 
@@ -78,6 +79,7 @@ class Journal:
 
     def __init__(self, folder: Path, entry: JournalEntry) -> None:
         self.folder, self.entry = folder, entry
+        self._requested: dict[str, RequestedRun] = {}  # by this process
 
     @property
     def file(self) -> Path:
@@ -88,14 +90,15 @@ class Journal:
     def open(studies: Path, name: str, options: dict[str, Any], runs_directory: Path) -> Journal:
         """The journal of a study that is about to be driven.
 
-        Rejects a name that is taken by a study with other options.
+        It keeps its runs and its answer until it has new ones. Rejects a name that is taken by a study with
+        other options.
         """
         check_study_name(name)
         given: dict[str, Any] = json.loads(json.dumps(to_builtins(options)))
         folder = studies / name
-        began = _now()
+        entry = JournalEntry(name, given, "", began=_now())
         if (folder / JOURNAL).exists():
-            before = Journal.read(folder).entry
+            entry = before = Journal.read(folder).entry
             changed = [
                 key for key in sorted({*before.options, *given}) if before.options.get(key) != given.get(key)
             ]
@@ -105,8 +108,13 @@ class Journal:
                     f"the study {name} in {studies} was begun with other options ({was}); "
                     "give this one another name, or remove that folder (its runs stay)."
                 )
-            began = before.began
-        return Journal(folder, JournalEntry(name, given, str(runs_directory.absolute()), began=began))
+        return Journal(
+            folder,
+            replace(
+                entry, runs_directory=str(runs_directory.absolute()), batches=0, status="running", message="",
+                host=socket.gethostname(),
+            ),
+        )  # fmt: skip
 
     @staticmethod
     def read(folder: Path) -> Journal:
@@ -115,7 +123,7 @@ class Journal:
         try:
             value = without_checksum(read_json(file))
             return Journal(folder, from_builtins(JournalEntry, value, "study"))
-        except FileNotFoundError as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise UsageError(f"{folder} holds no study (there is no {file.name} in it).") from error
         except (OSError, ValueError, SteepenError) as error:
             raise SteepenError(f"the journal {file} can't be read: {error}") from error
@@ -138,18 +146,14 @@ class Journal:
 
     def add_batch(self, specs: Sequence[RunSpec]) -> None:
         """Add a requested batch."""
-        known = {requested.run for requested in self.entry.runs}
-        new = {
-            requested.run: requested
-            for requested in map(RequestedRun.of, specs)
-            if requested.run not in known
-        }
-        self._write(runs=(*self.entry.runs, *new.values()), batches=self.entry.batches + 1)
+        self._requested |= {asked.run: asked for asked in map(RequestedRun.of, specs)}
+        known = {asked.run: asked for asked in self.entry.runs}
+        self._write(runs=tuple((self._requested | known).values()), batches=self.entry.batches + 1)
 
     def set_answer(self, value: Any) -> None:
-        """Write the answer."""
+        """Write the answer, and the runs that it took."""
         answer = value.to_dict() if hasattr(value, "to_dict") else to_builtins(value)
-        self._write(status="finished", answer=answer, message="")
+        self._write(status="finished", answer=answer, message="", runs=tuple(self._requested.values()))
 
     @property
     def is_driven(self) -> bool | None:
@@ -179,8 +183,13 @@ class Journal:
         return recorded
 
     def _write(self, **changes: Any) -> None:
-        self.entry = replace(self.entry, changed=_now(), **changes)
-        write_json(self.file, with_checksum(to_builtins(self.entry)))
+        with file_lock(self.folder / WRITE_LOCK, wait=True, poll_seconds=0.01):
+            if "answer" not in changes and self.file.exists():
+                # Another process that drives the study may have written the answer since.
+                with contextlib.suppress(SteepenError):
+                    changes["answer"] = Journal.read(self.folder).entry.answer
+            self.entry = replace(self.entry, changed=_now(), **changes)
+            write_json(self.file, with_checksum(to_builtins(self.entry)))
 
 
 @contextlib.contextmanager
@@ -243,15 +252,19 @@ def find_study_folder(study: str, studies: Path) -> Path:
     )
 
 
-def read_journals(folder: Path) -> tuple[list[Journal], dict[str, str]]:
+def read_journals(
+    folder: Path, read: Callable[[Path], Journal] = lambda file: Journal.read(file.parent)
+) -> tuple[list[Journal], dict[str, str]]:
     """The journals of a folder's studies, and the reason for each that cannot be read, by name."""
     found: list[Journal] = []
     unreadable: dict[str, str] = {}
-    for file in sorted(folder.glob(f"*/{JOURNAL}")):
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         try:
-            found.append(Journal.read(file.parent))
+            found.append(read(path / JOURNAL))
+        except UsageError:  # not a study
+            continue
         except SteepenError as error:
-            unreadable[file.parent.name] = str(error)
+            unreadable[path.name] = str(error)
     return found, unreadable
 
 
