@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ import pytest
 
 import steepen
 from steepen.api.live import CURVE_POINTS, thin_curve
-from steepen.api.serve import ADDRESS, Handler, StudyPages, make_server
+from steepen.api.serve import StudyPages, make_server
 from steepen.cli.app import main
 from steepen.data import Dataset
 from steepen.studies.driver.journal import Journal
+from steepen.utils import local_server
+from steepen.utils.local_server import ADDRESS, Handler
 from steepen.utils.lock import file_lock
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -139,6 +142,88 @@ def test_other_hosts_and_methods_are_refused_and_the_address_is_local(server: An
     assert ask(server, "/", host="evil.example")[0] == 403
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         assert ask(server, "/", method)[0] == 501
+
+
+def open_connection(server: Any, sent: bytes = b"") -> socket.socket:
+    found = socket.create_connection((ADDRESS, server.server_port), timeout=20)
+    found.sendall(sent)
+    return found
+
+
+def test_half_open_requests_end_and_threads_are_bounded(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Handler, "timeout", 4.0)
+    before, threads, idle = threading.active_count(), [0], list[socket.socket]()
+    try:
+        for _ in range(100):
+            idle.append(open_connection(server, b"GET / HTTP/1.1\r\nHost: loc"))
+            threads.append(threading.active_count() - before)
+        refused = 0
+        for connection in idle:  # all end, without sending more
+            try:
+                refused += b" 503 " in connection.recv(100)
+            except ConnectionResetError:
+                refused += 1
+        assert max(threads) <= local_server.THREADS + 1 and refused >= 100 - local_server.THREADS - 1
+        assert ask(server, "/")[0] == 200
+    finally:
+        for connection in idle:
+            connection.close()
+
+
+def test_a_request_that_arrives_a_byte_at_a_time_ends_too(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_server, "READ_SECONDS", 1.0)
+    begun = time.monotonic()
+    with open_connection(server) as connection, pytest.raises(OSError, match=r"reset|pipe"):
+        while time.monotonic() - begun < 30:
+            connection.sendall(b"G")
+            time.sleep(0.1)
+
+
+def test_a_page_is_made_again_only_when_what_it_shows_has_changed(
+    half_done: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    real = StudyPages._page
+
+    def page(self: StudyPages, study: Any, what: str) -> Any:
+        made.append(what)
+        return real(self, study, what)
+
+    monkeypatch.setattr(StudyPages, "_page", page)
+    pages = StudyPages(half_done.parent)
+    for what in ("", "/status.json"):
+        bodies = {pages.reply(f"/{NAME}{what}").body for _ in range(5)}
+        assert len(bodies) == 1
+    assert made == ["", "status.json"]
+    # New steps are shown, but a page that took long to make is not made for each of them.
+    metrics = next(half_done.parent.parent.glob("runs/*/metrics.jsonl"))
+    for again, pause in ((2, 1e9), (3, 0.0)):
+        monkeypatch.setattr("steepen.api.serve.PAUSE", pause)
+        with metrics.open("a") as file:
+            file.write('{"step": 1001, "tokens": 256256, "loss": 3.0}\n')
+        pages.reply(f"/{NAME}")
+        assert len(made) == again
+    finish(half_done)
+    for _ in range(5):
+        assert not pages.reply(f"/{NAME}").reload
+    assert len(made) == 4
+    monkeypatch.setattr("steepen.api.serve.MAX_PAGES", 1)
+    pages.reply(f"/{NAME}/report")
+    assert list(pages.made) == [f"{NAME}/report"]
+
+
+def test_a_damaged_journal_is_shown_with_the_reason(half_done: Path) -> None:
+    pages = StudyPages(half_done.parent)
+    assert pages.reply(f"/{NAME}").status == 200
+    (half_done / "study.json").write_text("{")
+    for path in (f"/{NAME}", f"/{NAME}/status.json"):
+        reply = pages.reply(path)
+        assert reply.status == 409 and "study.json can't be read" in reply.body
+    listed = pages.reply("/").body
+    assert "unreadable" in listed and "study.json can&#x27;t be read" in listed
+    assert StudyPages(half_done.parent, only=NAME).reply("/").status == 409
 
 
 def test_a_browser_shows_the_page_and_loads_it_again(server: Any, half_done: Path, tmp_path: Path) -> None:

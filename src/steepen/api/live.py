@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steepen.errors import SteepenError
@@ -16,11 +17,12 @@ from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory
 from steepen.studies.answer import Answer, Axis, Panel, Series, StudyVerdict, Table
 from steepen.studies.plotting import line, points
+from steepen.utils.files import ReadOnce
 from steepen.utils.formatting import format_duration
 
 if TYPE_CHECKING:
     from steepen.api.studies import Study
-    from steepen.runs.status import RunRow
+    from steepen.runs.row import RunRow
     from steepen.studies.driver.study_status import StudyStatus
 
 CURVE_POINTS = 120  # of a training curve: means over equal ratios of tokens
@@ -35,6 +37,7 @@ class LiveStudy:
     _fitted: dict[str, tuple[tuple[str, ...], ComputeResult | str]] = field(
         default_factory=dict[str, tuple[tuple[str, ...], ComputeResult | str]]
     )
+    _records: ReadOnce[RunRecord | None] = field(default_factory=lambda: ReadOnce(_record))
 
     def load(self, study: Study) -> LoadedStudy:
         """The study as it is now: its answer if it has one, else one made of what has finished."""
@@ -43,7 +46,8 @@ class LiveStudy:
         records = [
             record
             for row in status.runs
-            if row.status == "finished" and (record := _record(directory, row.run)) is not None
+            if row.status == "finished"
+            and (record := self._records(RunDirectory(Path(directory, row.run)).record_file)) is not None
         ]
         verdicts, law, note = self._verdicts(study, records)
         curves = _curves(status, directory)
@@ -130,11 +134,9 @@ def progress_sentence(status: StudyStatus) -> str:
     return f"{percent}% of the FLOPs of the {len(status.runs)} requested runs are done ({counts}){left}."
 
 
-def _record(directory: str, run: str) -> RunRecord | None:
-    from pathlib import Path
-
+def _record(file: Path) -> RunRecord | None:
     try:
-        return RunDirectory(Path(directory) / run).record()
+        return RunDirectory(file.parent).record()
     except SteepenError:  # damaged: the table of runs says so
         return None
 
@@ -145,8 +147,6 @@ def _failures(rows: Sequence[RunRow]) -> tuple[tuple[str, str], ...]:
 
 def _curves(status: StudyStatus, directory: str) -> Panel | None:
     """Training loss over tokens of the running runs and of some finished ones."""
-    from pathlib import Path
-
     order = {"running": 0, "unknown": 1, "interrupted": 2, "finished": 3}
     rows = sorted((row for row in status.runs if row.status in order), key=lambda row: order[row.status])
     shown = rows[:CURVES]

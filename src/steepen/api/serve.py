@@ -5,10 +5,10 @@ from __future__ import annotations
 import html
 import json
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -18,16 +18,21 @@ from steepen.api.studies import Study
 from steepen.errors import SteepenError, UsageError
 from steepen.report.load_studies import load_study
 from steepen.report.page import render_page
+from steepen.runs.store import RunDirectory
 from steepen.studies.driver.journal import (
+    Journal,
     find_preparing,
     find_study_folder,
     list_preparing,
     read_journals,
 )
+from steepen.utils.files import ReadOnce, file_version
+from steepen.utils.local_server import TEXT, LocalServer, Reply
 
-ADDRESS = "127.0.0.1"  # never another: the page is for this machine, or for a tunnel of ssh
 PORT = 8642
-RELOAD_SECONDS = 5
+PAUSE = 4  # times as long as a page took to make, it is not made again for new steps of its runs
+MAX_SECONDS = 60.0  # for which a page is kept at most
+MAX_PAGES = 16  # kept in memory
 PREPARING = "Its data is being prepared; no runs requested yet."
 STYLE = """
 body{font:1rem/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem}
@@ -40,13 +45,14 @@ li{background:#1e2329;border-color:#333a42}progress{accent-color:#8ab8f0}}
 
 
 @dataclass(frozen=True)
-class Reply:
-    """What the server sends."""
+class _Made:
+    """A page, when it was made and how long that took, and what it was made of."""
 
-    status: HTTPStatus
-    body: str
-    kind: str = "text/html; charset=utf-8"
-    reload: bool = False  # ask the browser to load it again in a few seconds
+    reply: Reply
+    results: Any  # of files that hold results: the page is made again once they differ
+    progress: Any  # of files that change all the time while a study runs: not more often than `PAUSE` allows
+    at: float
+    seconds: float
 
 
 @dataclass
@@ -58,6 +64,10 @@ class StudyPages:
     only: str | None = None  # the name of the one study to show
     live: LiveStudy = field(default_factory=LiveStudy)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    journals: ReadOnce[Journal] = field(
+        default_factory=lambda: ReadOnce(lambda file: Journal.read(file.parent))
+    )
+    made: dict[str, _Made] = field(default_factory=dict[str, _Made])
 
     def __post_init__(self) -> None:
         if self.only is not None:
@@ -74,46 +84,80 @@ class StudyPages:
                 f"there is no directory {self.studies}; name the directory of your studies with --studies."
             )
 
-    def known(self) -> dict[str, Study]:
-        """The studies by name; a request is looked up here and nowhere else."""
-        journals, _ = read_journals(self.studies)
+    def known(self) -> tuple[dict[str, Study], dict[str, str]]:
+        """The studies by name, and the reasons for those that cannot be read.
+
+        A request is looked up here and nowhere else.
+        """
+        journals, unreadable = read_journals(self.studies, self.journals)
         found = {journal.folder.name: Study(journal, self.runs) for journal in journals}
-        return {name: study for name, study in found.items() if self.only in (None, name)}
+        return (
+            {name: study for name, study in found.items() if self.only in (None, name)},
+            {name: why for name, why in unreadable.items() if self.only in (None, name)},
+        )
 
     def reply(self, path: str) -> Reply:
         """The page of an address: /, /NAME, /NAME/report or /NAME/status.json."""
-        known = self.known()
+        known, unreadable = self.known()
         words = [unquote(word) for word in urlsplit(path).path.split("/") if word]
         if not words:
             words = [self.only] if self.only is not None else []
         if not words:
-            return self._list(known)
+            names = (*known, *unreadable)
+            return self._cached("", names, object(), lambda: self._list(known, unreadable))
+        if words[0] in unreadable and len(words) <= 2:
+            return Reply(HTTPStatus.CONFLICT, unreadable[words[0]], TEXT, reload=True)
         study = known.get(words[0])
         preparing = self._preparing() if study is None and len(words) == 1 else []
         if study is None and len(words) == 1 and words[0] in (*preparing, self.only):
             text = PREPARING if words[0] in preparing else "It has no runs yet."
             body = f"<h1>{html.escape(words[0])}</h1><p>{text}</p>"
             return Reply(HTTPStatus.OK, _plain_page(words[0], body), reload=True)
-        if study is None or len(words) > 2:
-            return Reply(HTTPStatus.NOT_FOUND, "There is no such page.", "text/plain; charset=utf-8")
+        what = words[1] if len(words) == 2 else ""
+        if study is None or len(words) > 2 or what not in ("", "report", "status.json"):
+            return Reply(HTTPStatus.NOT_FOUND, "There is no such page.", TEXT)
         try:
-            with self.lock:  # one page at a time: fits and figures share the processor with the runs
-                return self._page(study, words[1] if len(words) == 2 else "")
+            return self._study(study, what)
         except SteepenError as error:
-            return Reply(HTTPStatus.CONFLICT, str(error), "text/plain; charset=utf-8")
+            return Reply(HTTPStatus.CONFLICT, str(error), TEXT)
+
+    def _cached(self, name: str, results: Any, progress: Any, make: Callable[[], Reply]) -> Reply:
+        """The page of that name as it was made before, if what it shows has not changed since."""
+        with self.lock:  # one page at a time: fits and figures share the processor with the runs
+            now, old = time.monotonic(), self.made.pop(name, None)
+            if (
+                old is None
+                or old.results != results
+                or (old.progress != progress and now - old.at > PAUSE * old.seconds)
+                or now - old.at > MAX_SECONDS
+            ):
+                reply = make()
+                old = _Made(reply, results, progress, now, time.monotonic() - now)
+            self.made[name] = old  # the last of the dictionary: used last
+            while len(self.made) > MAX_PAGES:
+                del self.made[next(iter(self.made))]
+            return old.reply
+
+    def _study(self, study: Study, what: str) -> Reply:
+        runs = study.journal.runs_directory(self.runs)
+        asked = [RunDirectory(runs / one.run) for one in study.journal.entry.runs]
+        results = [(file_version(run.record_file), file_version(run.failure_file)) for run in asked]
+        progress = [(file_version(run.metrics_file), file_version(run.samples_file)) for run in asked]
+        journal = (file_version(study.journal.file), study.journal.live_status)
+        return self._cached(
+            f"{study.name}/{what}", (journal, results), progress, lambda: self._page(study, what)
+        )
 
     def _page(self, study: Study, what: str) -> Reply:
         if what == "status.json":
             text = json.dumps(study.status().to_dict(), ensure_ascii=False)
             return Reply(HTTPStatus.OK, text, "application/json")
         finished = study.journal.entry.answer is not None and study.journal.live_status == "finished"
-        if what == "report" or (what == "" and finished):
+        if what == "report" or finished:
             return Reply(HTTPStatus.OK, render_page([load_study(str(study.folder), self.studies, self.runs)]))
-        if what:
-            return Reply(HTTPStatus.NOT_FOUND, "There is no such page.", "text/plain; charset=utf-8")
-        return Reply(HTTPStatus.OK, render_page([self.live.load(study)]), reload=not finished)
+        return Reply(HTTPStatus.OK, render_page([self.live.load(study)]), reload=True)
 
-    def _list(self, known: dict[str, Study]) -> Reply:
+    def _list(self, known: dict[str, Study], unreadable: dict[str, str]) -> Reply:
         rows: list[str] = []
         for name, study in known.items():
             status = study.status()
@@ -126,6 +170,8 @@ class StudyPages:
         for name in self._preparing():
             link = f'<a href="/{quote(name, safe="")}">{html.escape(name)}</a>'
             rows.append(f"<li>{link}: preparing<br><small>{PREPARING}</small></li>")
+        for name, why in unreadable.items():
+            rows.append(f"<li>{html.escape(name)}: unreadable<br><small>{html.escape(why)}</small></li>")
         body = f"<ul>{''.join(rows)}</ul>" if rows else "<p>There is no study here yet.</p>"
         return Reply(HTTPStatus.OK, _plain_page("Studies", f"<h1>Studies</h1>{body}"), reload=True)
 
@@ -142,60 +188,11 @@ def _plain_page(title: str, body: str) -> str:
     )
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Answers GET and HEAD from this machine; refuses every other method and host."""
-
-    protocol_version = "HTTP/1.1"
-    server_version, sys_version = "steepen", ""
-
-    def __init__(self, pages: StudyPages, *arguments: Any) -> None:
-        self.pages = pages
-        super().__init__(*arguments)
-
-    def do_GET(self) -> None:
-        """Send a page."""
-        # A page elsewhere may point its own host name at this address (DNS rebinding).
-        host = (self.headers.get("Host") or "").rpartition(":")[0] or (self.headers.get("Host") or "")
-        if host not in (ADDRESS, "localhost"):
-            reply = Reply(HTTPStatus.FORBIDDEN, "Open this as http://localhost.", "text/plain; charset=utf-8")
-        else:
-            try:
-                reply = self.pages.reply(self.path)
-            except Exception as error:  # the server goes on
-                text = f"This page could not be made: {type(error).__name__}: {error}"
-                reply = Reply(
-                    HTTPStatus.INTERNAL_SERVER_ERROR, text, "text/plain; charset=utf-8", reload=True
-                )
-        body = reply.body.encode("utf-8", "replace")  # half a surrogate pair in a name
-        self.send_response(reply.status)
-        self.send_header("Content-Type", reply.kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("X-Frame-Options", "DENY")
-        self.send_header("Referrer-Policy", "no-referrer")
-        self.send_header(
-            "Content-Security-Policy", "frame-ancestors 'none'; form-action 'none'; base-uri 'none'"
-        )
-        if reply.reload:
-            self.send_header("Refresh", str(RELOAD_SECONDS))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    do_HEAD = do_GET
-
-    def log_message(self, format: str, *arguments: Any) -> None:
-        """Print nothing for each request."""
-
-
-def make_server(pages: StudyPages, port: int = PORT) -> ThreadingHTTPServer:
+def make_server(pages: StudyPages, port: int = PORT) -> LocalServer:
     """A server bound to this machine only; port 0 takes a free one."""
     try:
-        server = ThreadingHTTPServer((ADDRESS, port), partial(Handler, pages))
+        return LocalServer(pages.reply, port)
     except OSError as error:
         raise UsageError(
             f"port {port} cannot be used ({error.strerror}); choose another with --port."
         ) from error
-    server.daemon_threads = True
-    return server
