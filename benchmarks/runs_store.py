@@ -10,7 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import resource
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,9 +24,11 @@ from typing import Any
 from steepen.model.arms import find_arm
 from steepen.recipe.flops import compute_active_parameters, stored_parameters
 from steepen.recipe.paper_tables import recipe_of
+from steepen.runs import index
 from steepen.runs.record import Parameters, RunRecord, ValidationScore
 from steepen.runs.spec import DataConfig, RunSpec, expected_flops
 from steepen.runs.store import RunStore
+from steepen.utils.json_io import read_json
 
 ARMS = ("vanilla", "operator-1", "loop-2", "untied-2", "loop-grow", "untied-grow")
 
@@ -75,16 +80,22 @@ def fill(root: Path, count: int) -> None:
         (folder / "record.json").write_text(json.dumps(record.to_dict(), indent=2))
 
 
+def _cpu_seconds() -> float:
+    """CPU seconds of this process and of those that it has waited for."""
+    usage = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in usage)
+
+
 def median_seconds(action: Callable[[], Any], repeats: int = 3) -> tuple[float, float, Any]:
     """Median wall-clock and CPU seconds of a few calls, and what the last call returned."""
     wall: list[float] = []
     cpu: list[float] = []
     result: Any = None
     for _ in range(repeats):
-        wall_start, cpu_start = time.perf_counter(), time.process_time()
+        wall_start, cpu_start = time.perf_counter(), _cpu_seconds()
         result = action()
         wall.append(time.perf_counter() - wall_start)
-        cpu.append(time.process_time() - cpu_start)
+        cpu.append(_cpu_seconds() - cpu_start)
     return statistics.median(wall), statistics.median(cpu), result
 
 
@@ -96,17 +107,42 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         fill(root, count)
+        time.sleep(index.SETTLED_SECONDS)
         store = RunStore(root)
-        print(f"{count:,} records {'wall':>17} {'CPU':>10}")
+
+        def without_index() -> list[Any]:
+            (root / index.FILE).unlink(missing_ok=True)
+            index._indexes.clear()
+            return store.rows()
+
+        def with_index() -> list[Any]:
+            index._indexes.clear()
+            return store.rows()
+
+        reference = 0.0
+        print(f"{count:,} records {'wall':>17} {'CPU':>10} {'ratio':>7}")
         for what, action in (
-            ("list all rows", store.rows),
+            ("parse every record.json", lambda: [read_json(run.record_file) for run in store.runs()]),
+            ("list all, make the index", without_index),
+            ("list all, read the index", with_index),
             ("list one arm and depth", lambda: store.rows(arm="untied-grow", depth=8)),
             ("load one arm and depth", lambda: store.records(arm="untied-grow", depth=8)),
             ("load all records", store.records),
+            ("steepen runs", lambda: command("runs", "--runs", folder)),
+            (
+                "steepen runs show",
+                lambda: command("runs", "show", store.runs()[0].path.name[:8], "--runs", folder),
+            ),
         ):
             wall, cpu, result = median_seconds(action)
-            assert len(result) == count or "one arm" in what
-            print(f"{what:24} {wall:7.3f} s {cpu:8.3f} s   ({len(result):,})")
+            reference = reference or cpu
+            print(f"{what:24} {wall:7.3f} s {cpu:8.3f} s {cpu / reference:7.2f}   ({len(result):,})")
+
+
+def command(*words: str) -> str:
+    """What a command prints in a process of its own."""
+    words = (sys.executable, "-m", "steepen", *words)
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 
 if __name__ == "__main__":

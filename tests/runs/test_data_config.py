@@ -39,6 +39,10 @@ def test_runs_use_the_first_tokens_of_the_data_and_smaller_ones_a_prefix_of_them
     assert small.pool_size(10**11) == math.ceil(1.01 * small.steps * 524_288)
     assert large.pool_size(10**11) == math.ceil(1.01 * large.steps * 524_288)
     assert large.pool_size(10**9) == 10**9  # all there is
+    for depth, steps in ((6, 1826), (8, 3341)):  # the authors round down for Untied Grow only
+        grown = paper_spec("untied-grow", depth)
+        assert grown.pool_size(10**11) == math.floor(1.01 * steps * 524_288)
+    assert paper_spec("loop-grow").pool_size(10**11) == math.ceil(1.01 * 2563 * 524_288)
 
 
 def test_pool_size_can_be_named_and_a_sample_without_a_number_is_all_of_the_data() -> None:

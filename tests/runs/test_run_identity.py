@@ -66,6 +66,7 @@ DEFAULTS: dict[str, Any] = {
     "RunSpec.precision": "fp32",
     "RunSpec.validation_tokens": 1048576,
     "RunSpec.code": None,
+    "RunSpec.schedule_steps": None,
     "RunSpec.version": 3,
     "Arm.title": "",
     "Arm.core_boundary": "identity",
@@ -76,6 +77,8 @@ DEFAULTS: dict[str, Any] = {
     "Arm.block": "transformer",
     "Arm.recipe": "vanilla",
     "Arm.about": "",
+    "Arm.norm_prelude": False,
+    "Arm.backprop_passes": None,
     "PassSchedule.stages": [{"passes": [1]}],
     "Stage.start": 0,
     "AllocationRule.per_depth": 1,
@@ -204,7 +207,7 @@ def test_every_field_that_decides_the_result_changes_the_hash() -> None:
         "batch_tokens": 2 * spec.batch_tokens, "seed": 1, "optimizer": OptimizerConfig("adamw"),
         "lr_schedule": LRScheduleConfig(rewarm_steps=7),
         "options": ModelOptions(rope_base=1e5), "precision": "fp32", "validation_tokens": 4096,
-        "code": "c" * 64,
+        "code": "c" * 64, "schedule_steps": spec.steps + 1,
     }  # fmt: skip
     assert changes.keys() | {"version"} == {f.name for f in dataclasses.fields(RunSpec)}
     hashes = [replace(spec, **{name: value}).hash for name, value in changes.items()]

@@ -17,7 +17,7 @@ from steepen.api.serve import StudyPages
 from steepen.cli.app import main
 from steepen.runs import disk
 from steepen.runs.disk import removable_checkpoints, removable_run
-from steepen.runs.store import RunBusy, RunDirectory, RunStore
+from steepen.runs.store import RunDirectory, RunStore
 from steepen.studies.driver.journal import Journal
 from steepen.utils.json_io import write_json
 from steepen.utils.lock import file_lock
@@ -126,9 +126,19 @@ def test_run_that_is_trained_is_not_removed(store: RunStore) -> None:
     (run,) = store.runs()
     removal = removable_run(run)
     assert removal is not None
-    with run.lock(), pytest.raises(RunBusy):
-        removal.apply()
+    with run.lock():
+        assert not removal.apply()
     assert run.metrics_file.exists()
+
+
+def test_run_that_was_trained_since_is_not_removed(store: RunStore) -> None:
+    (run,) = store.runs()
+    removal = removable_run(run)
+    assert removal is not None
+    write_json(run.record_file, {"finished": "meanwhile"})
+    assert not removal.apply() and run.record_file.exists()
+    removal = removable_run(run)
+    assert removal is not None and removal.apply() and not run.path.exists()
 
 
 def test_leftover_of_a_killed_removal_is_removed_by_the_next(store: RunStore) -> None:

@@ -19,7 +19,7 @@ from steepen.cli.run_options import Json, open_store
 from steepen.errors import UsageError
 
 if TYPE_CHECKING:
-    from steepen.runs.status import RunRow
+    from steepen.runs.row import RunRow
 
 WIDE = 100  # terminal columns from which whole hashes, tokens and speed are shown
 FIRST = ("arm", "depth", "seed", "parameters", "tokens", "flops", "loss", "corpus", "recipe", "run")
@@ -94,26 +94,13 @@ def runs(
         parse_where,
         sort_by_field,
     )
-    from steepen.runs.status import check_status, is_row_key, sort_rows
-    from steepen.runs.store import VALIDATED_RUNS
+    from steepen.runs.status import check_status
     from steepen.utils.formatting import wrap_to_terminal
 
     store = open_store(runs)
     chosen = None if status is None else check_status(status)
     rows = {row.run: row for row in store.rows(arm=arm, depth=depth, status=chosen)}
-    large = len(store.runs()) > VALIDATED_RUNS
-    if large:
-        note = (
-            f"note: more than {VALIDATED_RUNS:,} runs: only the fields shown here were checked; "
-            "`steepen report` and `steepen fit` check whole records."
-        )
-        print(wrap_to_terminal(note, sys.stderr), file=sys.stderr)
-    asked = (where, columns, table, parquet)
-    if large and not (as_json or fields or any(value is not None for value in asked)) and is_row_key(sort):
-        # Records are read once only: listing 10,000 runs must not take seconds.
-        print_rows(sort_rows(rows.values(), sort))
-        return
-    found = all_run_fields(store, rows.values(), disk=not large)
+    found = all_run_fields(store, rows.values())
     if fields:
         print(wrap_to_terminal(", ".join(field_names(found)), sys.stdout))
         return
@@ -190,18 +177,11 @@ def _write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _print_columns(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
-    from rich.table import Table
-
     from steepen.utils.formatting import format_column, is_number
 
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for name in columns:
-        number = any(is_number(row[name]) for row in rows)
-        table.add_column(name, justify="right" if number else "left", no_wrap=True)
     cells = [format_column([row[name] for row in rows]) for name in columns]
-    for row in zip(*cells, strict=True):
-        table.add_row(*row)
-    _print(table)
+    right = [any(is_number(row[name]) for row in rows) for name in columns]
+    _print_table(columns, list(zip(*cells, strict=True)), right)
 
 
 def print_rows(rows: Sequence[RunRow], extra: Mapping[str, Sequence[Any]] | None = None) -> None:
@@ -209,27 +189,23 @@ def print_rows(rows: Sequence[RunRow], extra: Mapping[str, Sequence[Any]] | None
 
     `extra` are further columns: a value for each row.
     """
-    from rich.table import Table
     from rich.text import Text
 
     from steepen.utils.formatting import format_column, is_number, wrap_to_terminal
 
     wide = not sys.stdout.isatty() or shutil.get_terminal_size().columns >= WIDE
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("status", no_wrap=True)
     started = any(map(_done, rows))  # else the column would be empty
     names = (*(("done",) if started else ()), "run", "arm", "depth", "seed", *(("tokens",) if wide else ()))
-    for column in (*names, "FLOPs", "loss"):
-        right = column not in ("run", "arm")
-        table.add_column(column, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
     further = {name: format_column(values) for name, values in (extra or {}).items()}
+    speed = ("tokens/s",) if wide else ()
+    columns = ("status", *names, "FLOPs", "loss", *further, *speed)
+    right = [name not in ("status", "run", "arm", *further) for name in columns]
     for name, values in (extra or {}).items():
-        table.add_column(name, justify="right" if any(map(is_number, values)) else "left", overflow="fold")
-    if wide:
-        table.add_column("tokens/s", justify="right", no_wrap=True)
+        right[columns.index(name)] = any(map(is_number, values))
+    lines: list[list[Any]] = []
     for place, row in enumerate(rows):
         loss = "" if row.loss is None else f"{row.loss:.4f}"
-        cells: list[Any] = [
+        lines.append([
             Text(row.status, style=STYLES[row.status]),
             *([_done(row)] if started else []),
             row.run if wide else row.run[:8],
@@ -240,11 +216,9 @@ def print_rows(rows: Sequence[RunRow], extra: Mapping[str, Sequence[Any]] | None
             f"{row.flops:.2e}" if row.flops else "–",
             loss if row.status == "finished" else Text(loss, style="dim"),
             *(values[place] for values in further.values()),
-        ]
-        if wide:
-            cells.append("" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}")
-        table.add_row(*cells)
-    _print(table)
+            *(["" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}"] if wide else []),
+        ])  # fmt: skip
+    _print_table(columns, lines, right, fold=tuple(further))
     for row in rows:
         if row.status == "failed":
             name = row.run if wide else row.run[:8]
@@ -268,9 +242,25 @@ def _print_sizes(rows: Sequence[dict[str, Any]]) -> None:
         print(f"{len(rows)} {noun}, {format_bytes(sum(row['disk_bytes'] for row in rows))} on disk.")
 
 
-def _print(table: Any) -> None:
-    from steepen.utils.console import SafeConsole
+def _print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[bool], fold: Sequence[str] = ()
+) -> None:
+    """Print a table; the columns `fold` wrap where the terminal is narrow, the others are cut."""
+    from rich.table import Table
 
+    from steepen.utils.console import MANY_ROWS, SafeConsole, plain_table
+
+    if len(rows) > MANY_ROWS:
+        print(plain_table(columns, [list(map(str, row)) for row in rows], right))
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for name, numbers in zip(columns, right, strict=True):
+        table.add_column(
+            name, justify="right" if numbers else "left", no_wrap=name not in fold,
+            overflow="fold" if name in fold else "ellipsis",
+        )  # fmt: skip
+    for row in rows:
+        table.add_row(*row)
     # A pipe or file has no width: print whole lines, unless COLUMNS asks for one.
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
     SafeConsole(width=None if known else 200, markup=False).print(table)

@@ -73,9 +73,14 @@ def clean(
         if not sys.stdin.isatty():
             raise UsageError(f"{total} would be removed; confirm with --yes, or look with --dry-run.")
         typer.confirm(f"Remove {total} for good?", abort=True)
-    for removal in removals:
-        removal.apply()
-    print(f"{total} freed.")
+        # Meanwhile a study may have requested some of these runs.
+        still = _removals(store, checkpoints, failed, orphans, keep_final, where, studies)
+        removals = [removal for removal in removals if removal.key in {one.key for _, one in still}]
+    removed = [removal for removal in removals if removal.apply()]
+    print(f"{format_bytes(total_bytes(removed))} freed.")
+    if len(removed) < len(found):
+        note = f"{len(found) - len(removed)} of {len(found)} were left alone: they were used meanwhile."
+        print(wrap_to_terminal(note, sys.stdout))
 
 
 def _removals(

@@ -15,7 +15,8 @@ from rich.text import Text
 
 from steepen.results.render import formatted_rows, right_columns
 from steepen.results.table import Table
-from steepen.utils.console import SafeConsole
+from steepen.utils.console import MANY_ROWS, SafeConsole, plain_table
+from steepen.utils.formatting import printable
 
 WIDTH = 80  # columns of a summary in Python, and of text that goes to a file
 
@@ -45,7 +46,11 @@ def print_blocks(blocks: Blocks, console: Console | None = None) -> None:
     """Print paragraphs and tables to a console; to standard output where none is given."""
     console = console or SafeConsole()
     for block in blocks(console.width):
-        if isinstance(block, Table):
+        if isinstance(block, Table) and len(block.rows) > MANY_ROWS:
+            body = plain_table(block.columns, formatted_rows(block), right_columns(block))
+            text = "\n".join(filter(None, (block.title, body, block.caption)))
+            console.file.write(f"{printable(text)}\n")
+        elif isinstance(block, Table):
             console.print(grid(block))
         elif isinstance(block, Lines):
             console.print(Text(block.text), soft_wrap=True)

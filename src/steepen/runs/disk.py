@@ -7,9 +7,10 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from steepen.runs.store import RunDirectory, checkpoint_step
+from steepen.runs.store import RunBusy, RunDirectory, checkpoint_step
+from steepen.utils.files import file_version
 
 REMOVING = ".removing-"
 What = Literal["checkpoints", "old checkpoints", "run"]
@@ -23,20 +24,38 @@ class Removal:
     what: What
     paths: tuple[Path, ...]
     bytes: int
+    state: tuple[Any, ...] = ()  # of the run when it was looked at, see `_state`
 
-    def apply(self) -> None:
-        """Remove it; the run's lock is held meanwhile, so that no process starts to train it.
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What is removed, and of which state of the run."""
+        return self.run.path, self.what, self.state
 
-        A whole run first gets a hidden name: who waits for its lock begins in a new directory.
+    def apply(self) -> bool:
+        """Remove it, unless the run was trained since: returns whether it was removed.
+
+        The run's lock is held meanwhile, so that no process starts to train it. What is removed first gets
+        a hidden name: nothing is left half under its own, and who waits for the lock of a whole run begins in
+        a new directory.
         """
-        root = self.run.path.parent
-        for left in root.glob(f"{REMOVING}*"):
+        for left in self.run.path.parent.glob(f"{REMOVING}*"):
             if RunDirectory(left).busy() is False:  # it belongs to a process that was killed
                 shutil.rmtree(left, ignore_errors=True)
-        with self.run.lock():
-            for path in self.paths:
-                hidden = root / f"{REMOVING}{path.name}"
-                shutil.rmtree(path.rename(hidden) if path == self.run.path else path)
+        try:
+            with self.run.lock():
+                if _state(self.run) != self.state:
+                    return False
+                for path in self.paths:
+                    hidden = path if path.name.startswith(".") else path.with_name(f"{REMOVING}{path.name}")
+                    shutil.rmtree(path.rename(hidden))
+        except RunBusy:
+            return False
+        return True
+
+
+def _state(run: RunDirectory) -> tuple[Any, ...]:
+    """What differs once a run has been trained on."""
+    return (*map(file_version, (run.record_file, run.failure_file, run.metrics_file)), run.saved_step())
 
 
 def directory_bytes(path: Path) -> int:
@@ -68,7 +87,7 @@ def removable_checkpoints(run: RunDirectory, *, keep_final: bool = False) -> Rem
     if not saved:
         return None
     what: What = "old checkpoints" if keep_final else "checkpoints"
-    return Removal(run, what, tuple(saved), sum(map(directory_bytes, saved)))
+    return Removal(run, what, tuple(saved), sum(map(directory_bytes, saved)), _state(run))
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -76,7 +95,7 @@ def _is_checkpoint(path: Path) -> bool:
 
     `checkpoints` may be a link to a directory that holds other things.
     """
-    known = path.name.startswith((".writing-", REMOVING)) or path.name.endswith(".corrupt")
+    known = path.name.startswith((".writing-", ".replaced-", REMOVING)) or path.name.endswith(".corrupt")
     return (known or checkpoint_step(path.name) >= 0) and path.is_dir() and not path.is_symlink()
 
 
@@ -84,7 +103,7 @@ def removable_run(run: RunDirectory) -> Removal | None:
     """The whole directory of a run; None while it is being trained."""
     if run.busy() is not False:
         return None
-    return Removal(run, "run", (run.path,), directory_bytes(run.path))
+    return Removal(run, "run", (run.path,), directory_bytes(run.path), _state(run))
 
 
 def total_bytes(removals: Iterable[Removal]) -> int:

@@ -12,15 +12,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from steepen.errors import UsageError
-from steepen.recipe.flops import compute_active_parameters, stored_parameters
 from steepen.recipe.hyperparameters import PAPER_CODES, full_name
 from steepen.runs.disk import directory_bytes
-from steepen.runs.spec import RunSpec
-from steepen.runs.status import RunRow
-from steepen.runs.store import RunDirectory, RunStore
+from steepen.runs.row import RunRow
+from steepen.runs.store import RunStore
 from steepen.utils.expression import Condition, parse_condition
 from steepen.utils.formatting import format_value
-from steepen.utils.json_io import read_json
 from steepen.utils.series import SeriesRun, split_recipes
 
 # Other names that people use for a field; the paper's codes (GLR, WD, …) are known too.
@@ -44,7 +41,6 @@ _MEASURED = frozenset({
     "train_loss", "seconds_training", "seconds_total", "mfu", "peak_memory_bytes", "device", "host",
     "resumed", "disk_bytes", "kl_depth",
 })  # fmt: skip
-_SECTIONS = ("optimizer", "lr_schedule", "options")  # of a spec, whose fields keep the section's name
 
 
 def field_name(name: str) -> str:
@@ -53,30 +49,17 @@ def field_name(name: str) -> str:
     return full_name(known)
 
 
-def run_fields(run: RunDirectory, row: RunRow) -> dict[str, Any]:
-    """Every field of a run, by name; a value that does not exist yet is None."""
-    fields: dict[str, Any] = row.to_dict()
-    record = _json(run.record_file) if row.status == "finished" else {}
-    spec = record.get("spec") or _json(run.spec_file)
-    if not spec:
-        return fields
-    try:
-        fields |= _spec_fields(spec) | (_record_fields(record) if record else {})
-    except (AttributeError, LookupError, TypeError):  # damaged; its row says so
-        return fields
-    fields["seed"], fields["flops"] = row.seed, row.flops or None
-    return fields
-
-
 def all_run_fields(store: RunStore, rows: Iterable[RunRow], *, disk: bool = True) -> list[dict[str, Any]]:
     """The fields of some runs; all have the same names in the same order. `disk` adds the bytes of each."""
     rows = list(rows)
     recipes = split_recipes([SeriesRun(r.arm, r.corpus, r.recipe, r.depth, r.seed) for r in rows])
     found: list[dict[str, Any]] = []
     for row, recipe in zip(rows, recipes, strict=True):
-        run = RunDirectory(store.root / row.run)
-        size = {"disk_bytes": directory_bytes(run.path)} if disk else {}
-        found.append({**run_fields(run, row), "recipe": recipe, **size})
+        fields = {**vars(row), **row.more, "flops": row.flops or None, "recipe": recipe}
+        del fields["more"]
+        if disk:
+            fields["disk_bytes"] = directory_bytes(store.root / row.run)
+        found.append(fields)
     names = list(dict.fromkeys(name for fields in found for name in fields))
     return [{name: fields.get(name) for name in names} for fields in found]
 
@@ -134,64 +117,6 @@ def sort_by_field(
     return present + absent
 
 
-def _spec_fields(spec: dict[str, Any]) -> dict[str, Any]:
-    shape, data = spec["shape"], spec["data"]
-    fields: dict[str, Any] = {
-        "recipe_arm": spec["arm"].get("recipe"),
-        "width": shape.get("width"),
-        "context": shape.get("context"),
-        "vocabulary": shape.get("vocabulary"),
-        "steps": spec["steps"],
-        "batch_tokens": spec["batch_tokens"],
-        "precision": spec.get("precision"),
-        "data": data.get("identity"),
-        "pool_tokens": data.get("pool_tokens"),
-        "epochs": data.get("epochs"),
-        "block": spec["arm"].get("block"),
-        **spec["hyperparameters"],
-    }
-    for section in _SECTIONS:
-        fields |= {f"{section}.{name}": value for name, value in (spec.get(section) or {}).items()}
-    fields |= _counts(spec)
-    return fields
-
-
-def _counts(spec: dict[str, Any]) -> dict[str, Any]:
-    """Passes and parameters that a spec implies, whether or not the run has finished."""
-    counts: dict[str, Any] = {}
-    try:
-        found = RunSpec.from_dict(spec)
-        counts["passes"] = final = found.schedule.final
-        counts["parameters"] = stored_parameters(found.arm, found.shape, final)
-        counts["compute_active_parameters"] = compute_active_parameters(found.arm, found.shape, final)
-    except Exception:  # a spec of another version, or of custom code that is not here or not trusted
-        pass
-    return counts
-
-
-def _record_fields(record: dict[str, Any]) -> dict[str, Any]:
-    parameters, hardware = record["parameters"], record.get("hardware") or {}
-    fields: dict[str, Any] = {
-        "loss": record["validation_loss"],
-        "bits_per_byte": record.get("validation_bits_per_byte"),
-        "train_loss": record.get("train_loss"),
-        "parameters": parameters["stored"],
-        "initial_parameters": parameters["initial_stored"],
-        "compute_active_parameters": parameters["compute_active"],
-        "mean_compute_active_parameters": parameters["mean_compute_active"],
-        "embedding_parameters": parameters["embedding"],
-        "seconds_training": record.get("seconds_training"),
-        "seconds_total": record.get("seconds_total"),
-        "mfu": record.get("mfu"),
-        "peak_memory_bytes": record.get("peak_memory_bytes"),
-        "device": hardware.get("name") or hardware.get("device"),
-        "host": hardware.get("host"),
-        "validation_data": record.get("validation_identity"),
-        "resumed": record.get("resumed", 0),
-    }
-    return fields | score_fields(record.get("evaluation") or {})
-
-
 def format_field(name: str, value: Any) -> str:
     """A field's value for people: short hashes, and times to the minute."""
     if isinstance(value, str):
@@ -200,29 +125,3 @@ def format_field(name: str, value: Any) -> str:
         if name in ("data", "validation_data"):
             return f"{value[:16]}…"
     return format_value(value, 6)
-
-
-def score_fields(scores: dict[str, Any]) -> dict[str, Any]:
-    """Scores of `steepen eval`: CORE, its tasks, KL effective depth."""
-    fields: dict[str, Any] = {}
-    core = scores.get("core") or {}
-    for name in ("core22", "core17", "nll22"):
-        if core.get(name) is not None:
-            fields[name] = core[name]
-    for task, score in (core.get("tasks") or {}).items():
-        fields[f"core.{task}"] = score.get("centered")
-    depth = scores.get("kl_depth") or {}
-    if depth.get("depth") is not None:
-        fields["kl_depth"] = depth["depth"]
-    passes = scores.get("test_time_passes") or {}
-    for count, loss in zip(passes.get("passes") or (), passes.get("losses") or (), strict=False):
-        fields[f"loss_at_{count}_passes"] = loss
-    return fields
-
-
-def _json(file: Any) -> dict[str, Any]:
-    try:
-        value = read_json(file)
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}

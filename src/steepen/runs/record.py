@@ -39,6 +39,10 @@ class ValidationScore:
     loss: float  # nats per token
     bits_per_byte: float | None
     passes: int
+    epoch: int | None = None  # epochs that were finished or begun
+    train_loss: float | None = None  # mean over the steps since the score before
+    # Root mean square of the residual stream after prelude, each core pass and coda.
+    residual_rms: dict[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True)

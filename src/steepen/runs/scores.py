@@ -13,6 +13,7 @@ from steepen.utils.formatting import is_number
 _NUMBER, _TEXT = "a finite number", "text"
 _TASK = {
     "nll": _NUMBER,
+    "bits_per_byte?": _NUMBER,
     "kind?": _TEXT,
     "accuracy?": _NUMBER,
     "centered?": _NUMBER,
@@ -35,6 +36,7 @@ _SCHEMA: dict[str, Any] = {
         "core17?": _NUMBER,
         "core17_seed_sd?": _NUMBER,
         "nll22?": _NUMBER,
+        "bits_per_byte22?": _NUMBER,
         "bundle?": _TEXT,
         "seeds?": [_NUMBER],
         "examples?": _NUMBER,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -97,6 +98,9 @@ class RunSpec:
     precision: Precision = "fp32"
     validation_tokens: int = 1_048_576
     code: str | None = None  # digest of the custom code of arm and optimizer, if any
+    # Steps of the schedules of learning rate and growth, and of the pool; None: those of the run. A run that
+    # stops earlier takes the first steps of the longer one.
+    schedule_steps: int | None = None
     version: int = SPEC_VERSION
 
     def __post_init__(self) -> None:
@@ -110,6 +114,7 @@ class RunSpec:
             self.batch_tokens,
             f"a multiple of the context ({self.shape.context})",
         )
+        require_count("RunSpec", "schedule_steps", self.schedule_steps, low=self.steps + 1)
         known = self.precision in get_args(Precision)
         require(known, "RunSpec", "precision", self.precision, "fp32, bf16 or fp8")
         if self.precision == "fp32":  # the residual stream is fp32 whatever the option says: one hash
@@ -151,16 +156,24 @@ class RunSpec:
         """Tokens the run trains on."""
         return self.steps * self.batch_tokens
 
+    @property
+    def planned_steps(self) -> int:
+        """Length of the schedules: the run's own, or of the longer run whose first steps it takes."""
+        return self.schedule_steps or self.steps
+
     def pool_size(self, train_tokens: int) -> int | None:
         """Unique tokens the run uses of data of `train_tokens` tokens; None is all of them.
 
         Where the spec names no number, a prefix has 1.01 times the run's tokens, as in the authors' code, and
-        at least its windows of context+1 tokens: smaller runs see a prefix of what larger ones see.
+        at least its windows of context+1 tokens: smaller runs see a prefix of what larger ones see. The
+        authors round up, for untied cores that grow down.
         """
         if self.data.pool_tokens is not None or self.data.pool == "sample":
             return self.data.pool_tokens
-        windows = self.steps * self.batch_sequences * (self.shape.context + 1)
-        return min(train_tokens, max(math.ceil(PREFIX_FACTOR * self.tokens), windows))
+        windows = self.planned_steps * self.batch_sequences * (self.shape.context + 1)
+        to_whole = math.floor if self.schedule.grows and not self.arm.tied else math.ceil
+        factor = PREFIX_FACTOR * self.planned_steps * self.batch_tokens
+        return min(train_tokens, max(to_whole(factor), windows))
 
     @functools.cached_property
     def hash(self) -> str:
@@ -216,7 +229,8 @@ def hash_content(value: Any) -> Any:
 
 def expected_flops(spec: RunSpec, count: FlopCount = "total") -> float:
     """FLOPs of the whole run: exact, except for random recurrence, where it is the mean over the draws."""
-    return run_flops(spec.arm, spec.shape, spec.schedule, spec.steps, spec.batch_tokens).counted(count)
+    size = (spec.arm, spec.shape, spec.schedule, spec.planned_steps, spec.batch_tokens)
+    return run_flops(*size, stop=spec.steps).counted(count)
 
 
 def read_spec(path: Path) -> RunSpec:
@@ -229,10 +243,11 @@ def read_spec(path: Path) -> RunSpec:
     return RunSpec.from_dict(value)
 
 
-def override(spec: RunSpec, settings: list[str]) -> RunSpec:
+def override(spec: RunSpec, settings: Iterable[str]) -> RunSpec:
     """Apply `field=value` or `section.field=value` settings: learning_rate=0.03, model.softcap=15, seed=2.
 
-    `optimizer=NAME` chooses one of `OptimizerConfig.named`; later settings may change its fields. The tuned
+    `optimizer=NAME` chooses one of `OptimizerConfig.named`; later settings may change its fields.
+    `stop_after=N` takes the first N steps only and leaves the schedules as they are. The tuned
     hyperparameters may be named under `optimizer` or `hyperparameters`, the model's options under `model` or
     `options` (the field of the spec), and all of them bare where unambiguous.
     """
@@ -244,11 +259,15 @@ def override(spec: RunSpec, settings: list[str]) -> RunSpec:
         if key.strip() == "optimizer":
             spec = replace(spec, optimizer=OptimizerConfig.named(text.strip()))
             continue
-        section, name = _locate(key.strip())
         try:
             value = load_yaml(text)
         except yaml.YAMLError as error:
             raise UsageError(f"--set {setting!r} is not valid: its value cannot be read.") from error
+        if key.strip() == "stop_after":
+            shortened = {"steps": value, "schedule_steps": spec.planned_steps}
+            spec = from_builtins(RunSpec, {**spec.to_dict(), **shortened}, "spec")
+            continue
+        section, name = _locate(key.strip())
         if section is None:
             spec = from_builtins(RunSpec, {**spec.to_dict(), name: value}, "spec")
         else:

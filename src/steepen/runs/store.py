@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from steepen.errors import SteepenError, UsageError
+from steepen.runs.index import RunIndex
 from steepen.runs.record import RunRecord
+from steepen.runs.row import RunRow, Status
 from steepen.runs.spec import RunSpec
-from steepen.runs.status import RunRow, Status, run_row
+from steepen.runs.status import with_status
 from steepen.utils.json_io import read_json
 from steepen.utils.lock import file_lock, is_locked
-
-VALIDATED_RUNS = 2_000  # up to this many runs, `rows` checks every field of every record (about 0.5 s)
 
 _HASH = re.compile(r"[0-9a-f]{16}")  # name of a run's directory
 
@@ -166,21 +166,25 @@ class RunStore:
         return [RunDirectory(self.root / name) for name in sorted(names)]
 
     def rows(
-        self, *, arm: str | None = None, depth: int | None = None, status: Status | None = None
+        self,
+        *,
+        arm: str | None = None,
+        depth: int | None = None,
+        status: Status | None = None,
+        runs: Collection[str] | None = None,
     ) -> list[RunRow]:
         """Every run as a table row, sorted by name; a run with a damaged record is listed as failed.
 
-        In a store of more than VALIDATED_RUNS runs, only the fields that a row shows are checked.
+        `runs` restricts them to these names.
         """
-        runs = self.runs()
-        rows = (run_row(run, validate=len(runs) <= VALIDATED_RUNS) for run in runs)
+        index = RunIndex.of(self.root)
+        found = self.runs() if runs is None else [RunDirectory(self.root / name) for name in sorted({*runs})]
+        rows = [row for run in found if (row := _row(index, run)) is not None]
+        index.save()
         return [
             row
             for row in rows
-            if row is not None
-            and status in (None, row.status)
-            and arm in (None, row.arm)
-            and depth in (None, row.depth)
+            if status in (None, row.status) and arm in (None, row.arm) and depth in (None, row.depth)
         ]
 
     def records(
@@ -202,3 +206,12 @@ class RunStore:
             if arm in (None, record.spec.arm.name) and depth in (None, record.spec.shape.depth):
                 found.append(record)
         return found
+
+
+def _row(index: RunIndex, run: RunDirectory) -> RunRow | None:
+    """The row of a run, finished or not; None for a directory that holds no run."""
+    row = index.row(run)
+    if row is None or row.status != "waiting":
+        return row
+    row = with_status(row, run)
+    return row if row.status != "finished" else index.row(run)  # it has just written its record

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import IO
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from steepen.utils.formatting import printable
 from steepen.utils.printable_stream import unwrapped
+
+MANY_ROWS = 500  # of a table, from which rich (0.5 ms a row) gives way to `plain_table`
+
+
+def plain_table(header: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[bool]) -> str:
+    """A table as text, each column as wide as its longest cell; `right` says which are aligned so."""
+    lines = [[printable(cell) for cell in line] for line in (header, *rows)]
+    sizes = [list(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    widths = list(map(max, sizes))
+    padded = [
+        "  ".join(
+            gap + cell if left_gap else cell + gap
+            for cell, size, width, left_gap in zip(line, own, widths, right, strict=True)
+            for gap in (" " * (width - size),)
+        ).rstrip()
+        for line, own in zip(lines, zip(*sizes, strict=True), strict=True)
+    ]
+    return "\n".join(padded)
 
 
 class SafeConsole(Console):

@@ -8,12 +8,21 @@ import fcntl
 import hashlib
 import os
 import secrets
+import shutil
+import signal
 import stat
+import tempfile
+import threading
+from collections.abc import Callable, Generator
 from pathlib import Path
+from types import FrameType
+from typing import IO, Any, Generic, TypeVar
 
 from steepen.errors import SteepenError
 
+T = TypeVar("T")
 MAX_BYTES = 1 << 30  # of a file that is read whole into memory
+DISK_FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
 TEMPORARY_SUFFIX = ".tmp"  # of the file that a process killed inside `write_atomically` leaves behind
 
 # How text of half surrogate pairs, as of a path that is not UTF-8, is written: \udcff, which JSON reads back.
@@ -21,7 +30,14 @@ UNENCODABLE = "backslashreplace"
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace `path` by `content` (text as UTF-8); readers and crashes see the old file or the new one.
+    """Replace `path` by `content` (text as UTF-8), as `atomic_file` does."""
+    with atomic_file(path) as file:
+        file.write(content.encode("utf-8", UNENCODABLE) if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Generator[IO[bytes]]:
+    """A new file, open to write, that replaces `path` at the end of the block unless an error ends it.
 
     The content is on disk (fsync) before it gets its name. Parent directories are created. What earlier
     writes of this file left behind, in processes that were killed, is deleted.
@@ -31,7 +47,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     handle, temporary = _locked_temporary_file(path)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content.encode("utf-8", UNENCODABLE) if isinstance(content, str) else content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
             temporary.replace(path)
@@ -85,6 +101,70 @@ def _is_temporary(entry: str, name: str) -> bool:
     """Whether a directory's entry is a temporary file, of the file `name` or, with "", of any."""
     middle = entry.removesuffix(TEMPORARY_SUFFIX)
     return middle != entry and (not name or middle.rpartition(".")[0] == f".{name}")
+
+
+@contextlib.contextmanager
+def scratch_directory(name: str, parent: Path | None = None) -> Generator[Path]:
+    """A new private directory `.NAME-…`, deleted in the end; in `parent`, or where temporary files go.
+
+    SIGTERM and SIGHUP end the program only after it is deleted. What a killed program left behind is
+    deleted by the next that makes a directory of this name there.
+    """
+    parent = Path(tempfile.gettempdir()) if parent is None else parent
+    missing = [folder for folder in (parent, *parent.parents) if not folder.exists()]
+    parent.mkdir(parents=True, exist_ok=True)
+    for left in parent.glob(f".{name}-*"):
+        with contextlib.suppress(OSError), _locked_directory(left):
+            shutil.rmtree(left, ignore_errors=True)
+    with exit_on_signals(), contextlib.ExitStack() as after:
+        for folder in reversed(missing):  # if nothing was put there
+            after.callback(quietly, folder.rmdir)
+        while True:
+            path = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=parent))
+            try:
+                with contextlib.ExitStack() as lock:
+                    with contextlib.suppress(OSError):  # no locks here: nobody else deletes it either
+                        lock.enter_context(_locked_directory(path))
+                    if path.exists():  # else another process took it for a leftover
+                        yield path
+                        return
+            finally:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def quietly(action: Callable[..., Any], *arguments: Any) -> None:
+    """Call a function, whether or not the system lets it succeed."""
+    with contextlib.suppress(OSError):
+        action(*arguments)
+
+
+@contextlib.contextmanager
+def _locked_directory(path: Path) -> Generator[None]:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def exit_on_signals() -> Generator[None]:
+    """Turn SIGTERM and SIGHUP, where they would end the program at once, into SystemExit: it cleans up."""
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []  # only the main thread may set handlers
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    for number in numbers:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def open_without_links(path: Path | str, flags: int, mode: int = 0o666) -> int:
@@ -146,6 +226,21 @@ def file_version(file: Path | int) -> tuple[int, ...] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+class ReadOnce(Generic[T]):
+    """Reads files with a function, and again only once they have changed."""
+
+    def __init__(self, read: Callable[[Path], T]) -> None:
+        self._read = read
+        self._found: dict[Path, tuple[tuple[int, ...] | None, T]] = {}
+
+    def __call__(self, path: Path) -> T:
+        """What the file at a path holds now."""
+        version = file_version(path)
+        if version is None or self._found.get(path, (None,))[0] != version:
+            self._found[path] = (version, self._read(path))
+        return self._found[path][1]
 
 
 def sync_directory(path: Path) -> None:

@@ -1,0 +1,215 @@
+"""A run as one flat row: what its record says or, until it has finished, its spec."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from steepen.errors import SteepenError
+from steepen.recipe.flops import compute_active_parameters, stored_parameters
+from steepen.runs.record import RunRecord
+from steepen.runs.spec import RunSpec, expected_flops
+from steepen.utils.codec import to_builtins
+from steepen.utils.formatting import is_number
+from steepen.utils.json_io import read_json
+from steepen.utils.series import corpus_name, recipe_name
+
+if TYPE_CHECKING:
+    from steepen.runs.store import RunDirectory
+
+Status = Literal["finished", "running", "failed", "interrupted", "waiting", "unknown"]
+_SECTIONS = ("optimizer", "lr_schedule", "options")  # of a spec, whose fields keep the section's name
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A run as one row of a table."""
+
+    run: str
+    arm: str
+    depth: int
+    seed: int
+    tokens: int
+    flops: float  # of the whole run, expected until it has finished; 0: only custom code could count them
+    status: Status
+    cause: str = ""  # of a failure, with its kind
+    failure_kind: str = ""  # Diverged, OutOfMemory, DamagedRecord, …
+    loss: float | None = None  # validation loss; until the run has finished, the last training loss
+    step: int | None = None  # steps done, until the run has finished
+    steps: int | None = None
+    tokens_per_second: float | None = None
+    finished: str = ""  # UTC
+    corpus: str = ""  # content hash of the data, shortened; with the size of a pool
+    recipe: str = ""  # digest of the hyperparameters; see `utils.series.recipe_name`
+    # Every setting, size, cost and score by name: see `runs.fields`.
+    more: Mapping[str, Any] = field(
+        default_factory=dict[str, Any], repr=False, compare=False, metadata={"transient": True}
+    )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values of the row itself, for --json."""
+        return to_builtins(self)
+
+
+def read_row(run: RunDirectory) -> RunRow:
+    """The row of a run's record or, until it has finished, of its spec; FileNotFoundError if it has neither.
+
+    The record is checked whole. A damaged one gives a row of status failed, with the reason; one that this
+    user may not read, of status unknown.
+    """
+    try:
+        try:
+            return _finished_row(run)
+        except FileNotFoundError:
+            return _unfinished_row(run)
+    except PermissionError as error:
+        return RunRow(run.path.name, "?", 0, 0, 0, 0.0, "unknown", f"you may not read {error.filename}.")
+
+
+def _finished_row(run: RunDirectory) -> RunRow:
+    row: RunRow | None = None
+    try:
+        value = read_json(run.record_file)
+        row = _row_of_record(run.path.name, value)
+        run.check_name(value["run"])
+        record = RunRecord.from_dict(value)
+        return replace(row, more=_spec_fields(value["spec"], record.spec) | _record_fields(value))
+    except (FileNotFoundError, PermissionError):
+        raise
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, SteepenError) as error:
+        row = row or RunRow(run.path.name, "?", 0, 0, 0, 0.0, "failed")
+        cause = str(run.unreadable(error))
+        more: Mapping[str, Any] = {}
+        with contextlib.suppress(FileNotFoundError):
+            more = _unfinished_row(run).more
+        return replace(row, status="failed", cause=cause, failure_kind="DamagedRecord", loss=None, more=more)
+
+
+def _row_of_record(name: str, record: dict[str, Any]) -> RunRow:
+    spec = record["spec"]
+    numbers = (spec["shape"]["depth"], spec["seed"], record["tokens"], record["flops"])
+    numbers = (*numbers, record["validation_loss"], record["tokens_per_second"])
+    if not (all(map(is_number, numbers)) and isinstance(spec["arm"]["name"], str)):
+        raise TypeError("a field has a wrong type")
+    return RunRow(
+        run=name,
+        arm=spec["arm"]["name"],
+        depth=spec["shape"]["depth"],
+        seed=spec["seed"],
+        tokens=record["tokens"],
+        flops=record["flops"],
+        status="finished",
+        loss=record["validation_loss"],
+        steps=spec.get("steps"),
+        tokens_per_second=record["tokens_per_second"],
+        finished=record["finished"],
+        corpus=corpus_name(spec["data"]),
+        recipe=recipe_name(spec),
+    )
+
+
+def _unfinished_row(run: RunDirectory) -> RunRow:
+    try:
+        value = read_json(run.spec_file)
+        spec = RunSpec.from_dict(value)
+    except (FileNotFoundError, PermissionError):
+        raise
+    except (OSError, ValueError, SteepenError) as error:
+        return RunRow(
+            run.path.name, "?", 0, 0, 0, 0.0, "failed", f"spec.json cannot be read: {error}", "DamagedSpec"
+        )
+    return RunRow(
+        run=run.path.name,
+        arm=spec.arm.name,
+        depth=spec.shape.depth,
+        seed=spec.seed,
+        tokens=spec.tokens,
+        flops=_expected_flops(spec),
+        status="waiting",
+        steps=spec.steps,
+        more=_spec_fields(value, spec),
+    )
+
+
+def _expected_flops(spec: RunSpec) -> float:
+    """FLOPs of a run; 0 if counting them would run a custom block's code, which a listing must not do."""
+    try:
+        return expected_flops(spec)
+    except SteepenError:
+        return 0.0
+
+
+def _spec_fields(value: dict[str, Any], spec: RunSpec) -> dict[str, Any]:
+    shape, data = value["shape"], value["data"]
+    fields: dict[str, Any] = {
+        "recipe_arm": value["arm"].get("recipe"),
+        "width": shape.get("width"),
+        "context": shape.get("context"),
+        "vocabulary": shape.get("vocabulary"),
+        "steps": value["steps"],
+        "batch_tokens": value["batch_tokens"],
+        "precision": value.get("precision"),
+        "data": data.get("identity"),
+        "pool_tokens": data.get("pool_tokens"),
+        "epochs": data.get("epochs"),
+        "block": value["arm"].get("block"),
+        **value["hyperparameters"],
+    }
+    for section in _SECTIONS:
+        fields |= {f"{section}.{name}": one for name, one in (value.get(section) or {}).items()}
+    return fields | _counts(spec)
+
+
+def _counts(spec: RunSpec) -> dict[str, Any]:
+    """Passes and parameters that a spec implies, whether or not the run has finished."""
+    counts: dict[str, Any] = {}
+    try:
+        counts["passes"] = final = spec.schedule.final
+        counts["parameters"] = stored_parameters(spec.arm, spec.shape, final)
+        counts["compute_active_parameters"] = compute_active_parameters(spec.arm, spec.shape, final)
+    except Exception:  # custom code that is not here or not trusted
+        pass
+    return counts
+
+
+def _record_fields(record: dict[str, Any]) -> dict[str, Any]:
+    parameters, hardware = record["parameters"], record.get("hardware") or {}
+    fields: dict[str, Any] = {
+        "loss": record["validation_loss"],
+        "bits_per_byte": record.get("validation_bits_per_byte"),
+        "train_loss": record.get("train_loss"),
+        "parameters": parameters["stored"],
+        "initial_parameters": parameters["initial_stored"],
+        "compute_active_parameters": parameters["compute_active"],
+        "mean_compute_active_parameters": parameters["mean_compute_active"],
+        "embedding_parameters": parameters["embedding"],
+        "seconds_training": record.get("seconds_training"),
+        "seconds_total": record.get("seconds_total"),
+        "mfu": record.get("mfu"),
+        "peak_memory_bytes": record.get("peak_memory_bytes"),
+        "device": hardware.get("name") or hardware.get("device"),
+        "host": hardware.get("host"),
+        "validation_data": record.get("validation_identity"),
+        "resumed": record.get("resumed", 0),
+    }
+    return fields | score_fields(record.get("evaluation") or {})
+
+
+def score_fields(scores: dict[str, Any]) -> dict[str, Any]:
+    """Scores of `steepen eval`: CORE, its tasks, KL effective depth."""
+    fields: dict[str, Any] = {}
+    core = scores.get("core") or {}
+    for name in ("core22", "core17", "nll22", "bits_per_byte22"):
+        if core.get(name) is not None:
+            fields[name] = core[name]
+    for task, score in (core.get("tasks") or {}).items():
+        fields[f"core.{task}"] = score.get("centered")
+    depth = scores.get("kl_depth") or {}
+    if depth.get("depth") is not None:
+        fields["kl_depth"] = depth["depth"]
+    passes = scores.get("test_time_passes") or {}
+    for count, loss in zip(passes.get("passes") or (), passes.get("losses") or (), strict=False):
+        fields[f"loss_at_{count}_passes"] = loss
+    return fields
