@@ -141,7 +141,7 @@ def test_ray_reserves_the_gpus_of_a_run_together_on_one_node_or_several(
                 ("--device", "cpu", "--micro-batch", "1"),
                 gpus_per_run=GpusPerRun(2),
             )
-            options = [f"address={cluster.address}", f"gpus_on_node={on_node}", "num_gpus=0"]
+            options = [f"address={cluster.address}", f"max_gpus_per_node={on_node}", "num_gpus=0"]
             launcher = make_launcher("ray", context, 1, options)
             assert isinstance(launcher, RayLauncher)
             (outcome,) = launcher.launch(specs[:1])

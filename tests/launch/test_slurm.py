@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -68,7 +70,7 @@ def test_gpus_that_do_not_fill_nodes_are_rejected(
     context: LaunchContext, spec: Spec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(submitit, "AutoExecutor", FakeExecutor)
-    launcher = SlurmLauncher(replace(context, gpus_per_run=GpusPerRun(8)), gpus_on_node=3)
+    launcher = SlurmLauncher(replace(context, gpus_per_run=GpusPerRun(8)), max_gpus_per_node=3)
     with pytest.raises(SteepenError, match="must be a multiple of the 3 GPUs of a node"):
         list(launcher.launch([spec(1)]))
 
@@ -84,7 +86,12 @@ def test_a_preempted_job_saves_and_the_requeued_one_goes_on(
     run, deadline = context.store.run(specs[1]), time.monotonic() + 60
     while run.saved_step() < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
+    assert task.process is not None
+    worker = task.process.process
+    os.kill(worker.pid, signal.SIGUSR2)  # Slurm sends it to every process of the job
+    time.sleep(0.1)
     requeued = task.checkpoint().function
+    assert worker.returncode != -signal.SIGUSR2
     thread.join(60)
     saved = run.saved_step()
     assert 3 <= saved < 60 and not run.record_file.exists()

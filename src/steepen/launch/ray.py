@@ -92,7 +92,6 @@ class RayLauncher(LauncherBase):
         num_gpus: float | None = None,
         threads: int = 1,
         max_gpus_per_node: int = 8,
-        gpus_on_node: int | None = None,  # former name
     ) -> None:
         try:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before the import: it is read there
@@ -101,7 +100,6 @@ class RayLauncher(LauncherBase):
             raise SteepenError(
                 "--launcher ray needs the package ray; install it with `pip install 'steepen[ray]'`."
             ) from error
-        max_gpus_per_node = max_gpus_per_node if gpus_on_node is None else gpus_on_node
         sizes = (num_cpus, num_gpus or 0)
         good = all(is_number(value) and 0 <= value <= MAX_PER_MACHINE for value in sizes)
         counts = (threads, max_gpus_per_node, jobs or 1)

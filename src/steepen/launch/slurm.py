@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import subprocess
 import time
 import uuid
 from collections.abc import Generator, Sequence
@@ -20,6 +22,7 @@ from steepen.utils.json_io import read_json, with_checksum, without_checksum, wr
 from steepen.utils.validate import is_whole
 
 _POLL_SECONDS = 0.2
+QUEUE_SECONDS = 10.0  # between two calls of squeue
 RESULT_SECONDS = 15.0  # for the result of a job that is done to appear on a slow file system
 _DEFAULT_TIMEOUT_MINUTES = 1440  # at its time limit a job saves and is requeued
 _MAX_QUEUED = 500  # many clusters reject more jobs per user
@@ -112,6 +115,30 @@ class _Place:
     result: Path
 
 
+class Queue:
+    """The jobs that squeue lists, which need no accounting; asked every few seconds for all jobs at once."""
+
+    def __init__(self) -> None:
+        self.listed: set[str] = set()
+        self.seen: set[str] = set()  # ever listed
+        self.asked = -math.inf
+
+    def ask_soon(self) -> None:
+        """Ask when next needed: jobs were submitted."""
+        self.asked = -math.inf
+
+    def lists(self, job: str) -> bool | None:
+        """Whether a job has not ended; None of a job that was never listed, as of another cluster."""
+        if time.monotonic() - self.asked > QUEUE_SECONDS:
+            self.asked = time.monotonic()
+            words = ["squeue", "--noheader", "--array", "--format=%i", f"--user={os.geteuid()}"]
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            if done.returncode == 0:  # else Slurm does not answer now: as before
+                self.listed = {*done.stdout.split()}
+                self.seen |= self.listed
+        return job in self.listed if job in self.seen else None
+
+
 class SlurmLauncher(LauncherBase):
     """Slurm jobs. Options are submitit's: partition, timeout_min, gpus_per_node, account, qos, …
 
@@ -132,8 +159,7 @@ class SlurmLauncher(LauncherBase):
             ) from error
         self.cluster = options.pop("cluster", "slurm")
         self.threads = _whole("threads", options.pop("threads", 1))
-        former = options.pop("gpus_on_node", 8)  # former name
-        self.max_gpus_per_node = _whole("max_gpus_per_node", options.pop("max_gpus_per_node", former))
+        self.max_gpus_per_node = _whole("max_gpus_per_node", options.pop("max_gpus_per_node", 8))
         self.runs_per_job = _whole("runs_per_job", options.pop("runs_per_job", _RUNS_PER_JOB))
         folder = self.folder = Path(options.pop("folder", context.store.root / ".slurm")).absolute()
         _make_private(folder)
@@ -145,6 +171,7 @@ class SlurmLauncher(LauncherBase):
         except (TypeError, ValueError, NameError, RuntimeError, AssertionError) as error:
             raise UsageError(f"submitit rejects these options: {_first_line(error)}") from error
         self.in_queue: list[Any] = []  # Slurm jobs that have not ended
+        self.queue = Queue()
         self.waiting: list[Job] = []  # for a place in the queue
         default = available_cores() if self.cluster == "local" else _MAX_QUEUED
         super().__init__(context, jobs or default)
@@ -202,6 +229,7 @@ class SlurmLauncher(LauncherBase):
                 handles = self.executor.submit_array(tasks)
         except Exception as error:  # submitit raises what sbatch printed
             raise SteepenError(f"the jobs could not be submitted: {_first_line(error)}") from error
+        self.queue.ask_soon()
         for group, handle, result in zip(groups, handles, results, strict=True):
             self.in_queue.append(handle)
             for number, job in enumerate(group):
@@ -209,7 +237,7 @@ class SlurmLauncher(LauncherBase):
 
     def poll(self, running: Sequence[Job]) -> list[tuple[Job, Attempt]]:
         """Jobs that have ended: by their record, else when the whole Slurm job has ended."""
-        self.in_queue = [handle for handle in self.in_queue if not handle.done()]
+        self.in_queue = [handle for handle in self.in_queue if not self._ended(handle)]
         done: list[tuple[Job, Attempt]] = []
         for job in running:
             if job.handle is None:
@@ -222,6 +250,13 @@ class SlurmLauncher(LauncherBase):
         if not done:
             time.sleep(_POLL_SECONDS)
         return done
+
+    def _ended(self, handle: Any) -> bool:
+        """Whether a Slurm job has ended; submitit alone would wait forever where Slurm has no accounting."""
+        if self.cluster == "local" or handle.paths.result_pickle.exists():
+            return handle.done()
+        listed = self.queue.lists(handle.job_id)
+        return handle.done() if listed is None else not listed
 
     def stop(self, running: Sequence[Job]) -> None:
         """Cancel the jobs; Slurm sends SIGTERM first, on which the runs save."""
@@ -243,7 +278,7 @@ def _attempt(place: _Place) -> Attempt:
         value = without_checksum(read_json(place.result), required=True)
         attempts = from_builtins(tuple[Attempt, ...], value["attempts"], "attempts")
     except FileNotFoundError:
-        return Attempt(None, f"job {place.job.job_id} left no result; its state is {place.job.state}.")
+        return Attempt(None, f"Job {place.job.job_id} left no result: it was cancelled, or its node failed.")
     except (OSError, ValueError, LookupError, TypeError, SteepenError) as error:
         return Attempt(None, f"the result of job {place.job.job_id} cannot be read ({error}).")
     return attempts[place.number] if place.number < len(attempts) else Attempt(None, "its job was stopped.")

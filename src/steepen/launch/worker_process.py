@@ -63,6 +63,9 @@ def free_resources() -> None:
 def main() -> int:
     """Train runs until standard input ends or a run fails; returns the exit code of the process."""
     terminate_with_parent()
+    # Before a time limit or a preemption Slurm signals every process of a job: the job sends SIGTERM here.
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     answers = os.dup(1)
     os.set_inheritable(answers, False)
     for line in sys.stdin:
