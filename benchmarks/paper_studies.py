@@ -25,6 +25,7 @@ from authors_replay import (
     setting_of,
 )
 
+from steepen.evaluation.scored_runs import scored_run
 from steepen.laws.fits.downstream import MIN_TAU, filter_tasks
 from steepen.model.arms import find_arm
 from steepen.optim.config import OptimizerConfig
@@ -39,11 +40,9 @@ from steepen.studies.ladders.ladder import compare_ladders
 from steepen.studies.ladders.ladder_runs import LadderSpec
 from steepen.studies.preset import ArmRungs, load_preset
 from steepen.studies.registry import find_study
-from steepen.studies.scores.downstream import downstream_answer
-from steepen.studies.scores.score_series import checkpoint_of
+from steepen.studies.scores.downstream import analyse_downstream
 from steepen.studies.stages.chain_tuning import (
     Chain,
-    MeasuredSweep,
     SweepResult,
     candidates,
     chain_answer,
@@ -51,6 +50,7 @@ from steepen.studies.stages.chain_tuning import (
     settings_to_adopt,
 )
 from steepen.studies.synthetic import initial_parameters
+from steepen.utils.rows import Rows
 
 PLENTY = 10**13
 MAIN = (
@@ -166,16 +166,16 @@ class PaperStudies:
             if r.spec.shape.depth == LARGEST and r.spec.arm.name == "untied-grow"
         ]
         runs = [
-            checkpoint_of(record)
+            scored_run(record)
             for record in self.replay.records.values()
             if record.spec.data.identity in names
             and record.spec.arm.name in ("vanilla", "untied-grow")
             and "core" in record.evaluation
         ]
-        return downstream_answer(
+        return analyse_downstream(
             runs, held_out=[run for run in held if any(one.run == run for one in runs)],
             corpora={name[:8]: name for name in names},
-        )  # fmt: skip
+        ).answer()  # fmt: skip
 
     # The four stages
 
@@ -197,7 +197,7 @@ class PaperStudies:
             sweeps.setdefault((int(row["round"]), long_name(row["sweep"])), []).append(row)
         order = context.preset.grids.chain.sweeps
         chain = Chain(find_arm(arm), context.recipe(find_arm(arm)).base)
-        measured: list[MeasuredSweep] = []
+        measured: list[tuple[float | None, tuple[tuple[str, float, float], ...]]] = []
         best = math.inf
         for number, sweep in sorted(sweeps, key=lambda key: (key[0], order.index(key[1]))):
             rows = sweeps[number, sweep]
@@ -207,7 +207,7 @@ class PaperStudies:
                 for row in rows
                 if row["incumbent"] == "false"
             )
-            measured.append(MeasuredSweep(number, sweep, again[0] if again else None, tries))
+            measured.append((again[0] if again else None, tries))
             baseline = again[0] if again else best
             better = settings_to_adopt(baseline, tries, context.preset.grids.chain.threshold)
             best = (
@@ -215,9 +215,11 @@ class PaperStudies:
             )
             adopted = {name: value for name, (_, value) in better.items()}
             # The values tried are not published, only their order: no panel of the sweep itself.
-            chain.steps.append(SweepResult(number, sweep, (), baseline, adopted, len(adopted) > 1, best))
+            values = {"arm": arm, "round": number, "sweep": sweep, "baseline": baseline}
+            step = SweepResult({**values, "adopted": adopted, "best": best}, Rows())
+            chain.steps = Rows((*chain.steps, step))
         confirmed = self.tables.of("base_tuning_confirmations", arm=theirs, recipe="own")
-        chain.loss = float(confirmed[0]["val_loss"]) if confirmed else replay_chain(measured).loss
+        chain.loss = float(confirmed[0]["val_loss"]) if confirmed else replay_chain(measured)[0]
         return chain
 
     def transfer_probe(self) -> Answer:

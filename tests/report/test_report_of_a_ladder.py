@@ -15,7 +15,7 @@ from steepen.report.colours import ARM_TITLES
 from steepen.report.contents import StudyContent
 from steepen.report.load_studies import LoadedStudy, load_study
 from steepen.report.page import render_page
-from steepen.report.summary import summary_table
+from steepen.report.summary import summary_rows, summary_table
 from steepen.results.render import to_latex
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunStore
@@ -81,8 +81,7 @@ def test_first_screen_is_cautions_then_answers_then_multipliers_then_cards(page:
 
 
 def test_summary_has_a_row_per_arm_with_answer_multiplier_p_and_cost(study: LoadedStudy) -> None:
-    table = summary_table(study.answer, study.records, ARM_TITLES)
-    assert table is not None
+    table = summary_table(summary_rows(study.answer, study.records, ARM_TITLES), "FLOPs")
     rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
     assert list(rows) == ["Vanilla", "Operator-1", "Untied-2"]
     assert rows["Vanilla"]["does the gain grow?"] == "reference"

@@ -11,8 +11,9 @@ import pytest
 
 from steepen.laws.fits.choice import choose
 from steepen.laws.fits.envelope import fit_envelope
+from steepen.studies.cells import Row
 from steepen.studies.data_constrained import frontier_gap
-from steepen.studies.design.pass_families import PassRun
+from steepen.utils.rows import Rows
 
 Find = Callable[[str], Path]
 
@@ -53,12 +54,12 @@ def test_retuned_decay_lowers_the_frontier_of_passes_by_at_most_two_hundredths(r
     chosen = {6: 0.4, 8: 0.8, 10: 0.8, 12: 1.2, 14: 1.2, 16: 1.6, 18: 1.6}  # at one pass, by depth
     table = [row for row in rows(reference_data, "data_constrained_grid") if int(row["depth"]) in chosen]
 
-    def cells(decay: Callable[[int], float]) -> list[PassRun]:
-        return [
-            PassRun(int(r["depth"]), int(r["loops"]), float(r["matrix_flops"]), float(r["val_loss"]), "")
+    def cells(decay: Callable[[int], float]) -> Rows[Row]:
+        return Rows(
+            Row({"flops": float(r["matrix_flops"]), "loss": float(r["val_loss"])})
             for r in table
             if float(r["weight_decay"]) == decay(int(r["depth"]))
-        ]
+        )
 
     gap = frontier_gap(cells(lambda _: 0.8), cells(lambda depth: chosen[depth]))
     assert gap == pytest.approx(0.02, abs=0.005)

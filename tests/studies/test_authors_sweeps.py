@@ -106,5 +106,5 @@ def test_data_constrained_costs_are_matrix_flops(paper: StudyContext, reference_
 
 
 def test_a_preset_may_use_the_papers_names_of_arms() -> None:
-    assert RecipeOverride("Deep Vanilla + norm", tpp=5).arm == "untied-2-norm-only"
+    assert RecipeOverride("Deep Vanilla + norm", {"tpp": 5}).arm == "untied-2-norm-only"
     assert ArmRungs("Untied Grow", (2, 3)).arm == "untied-grow"

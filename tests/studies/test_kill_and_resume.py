@@ -56,8 +56,8 @@ def small_context(data: Dataset) -> StudyContext:
         validation_tokens=512,
         rungs=(1, 2, 3, 4),
         recipes=(
-            RecipeOverride("all", learning_rate=0.1, warmup_steps=2, tpp=0.06),
-            RecipeOverride("untied-grow", rho=0.4),
+            RecipeOverride("all", {"learning_rate": 0.1, "warmup_steps": 2, "tpp": 0.06}),
+            RecipeOverride("untied-grow", {"rho": 0.4}),
         ),
     )
     facts = DatasetInfo(

@@ -13,13 +13,12 @@ import pytest
 from steepen.cli import main
 from steepen.errors import UsageError
 from steepen.evaluation.core.suite import CATEGORIES, CORE17
+from steepen.evaluation.scored_runs import PassesAtTestTime, ScoredRun, group_series, read_scored_runs
 from steepen.laws.fits.matched_metric import fit_loss_line, matched_metric, task_residuals
 from steepen.studies.answer import Answer
 from steepen.studies.context import StudyContext
 from steepen.studies.ladders.ladder import ladder
-from steepen.studies.scores.downstream import downstream_answer
-from steepen.studies.scores.read_scores import read_scores
-from steepen.studies.scores.score_series import PassesAtTestTime, ScoredCheckpoint, group_series
+from steepen.studies.scores.downstream import analyse_downstream
 from steepen.studies.synthetic import Formula
 
 Find = Callable[[str], Path]
@@ -27,21 +26,21 @@ FLOPS = np.geomspace(1e18, 1e20, 6)
 SCALE = {"vanilla": 1.0, "untied-grow": 2.0}  # an arm needs this many times less compute for any score
 
 
-def checkpoint(arm: str, flops: float, corpus: str = "", gain: float = 0.0) -> ScoredCheckpoint:
+def checkpoint(arm: str, flops: float, corpus: str = "", gain: float = 0.0) -> ScoredRun:
     """Every task's NLL is 1 + (C/1e18)^−0.2, or lower by `gain`; accuracy is a sigmoid of it."""
     own = flops * SCALE[arm]
     loss = 2.0 + (own / 1e18) ** -0.1
     nll = float(1.0 + (own / 1e18) ** -0.2 - gain)
     centered = 1 / (1 + math.exp(4 * nll - 6))
-    return ScoredCheckpoint(
+    return ScoredRun(
         f"{arm}-{corpus}-{flops:.3g}", arm, round(8 + math.log(flops / 1e18)), flops, loss, corpus, nll=nll,
-        core22=0.9 * centered, core17=centered, task_nll=dict.fromkeys(CORE17, nll),
-        task_centered=dict.fromkeys(CORE17, centered), kl_depth=5 + math.log10(own),
+        core22=0.9 * centered, core17=centered,
+        tasks={task: {"nll": nll, "centered": centered} for task in CORE17}, kl_depth=5 + math.log10(own),
         passes=PassesAtTestTime(4, (3, 4, 5), (0.1, 0.0, 0.05)),
     )  # fmt: skip
 
 
-def runs(corpus: str = "", gain: float = 0.0) -> list[ScoredCheckpoint]:
+def runs(corpus: str = "", gain: float = 0.0) -> list[ScoredRun]:
     return [checkpoint(arm, c, corpus, gain) for arm in SCALE for c in FLOPS]
 
 
@@ -69,7 +68,7 @@ def test_lines_of_the_loss_leave_what_an_arm_gains_beyond_it() -> None:
 
 def test_downstream_recovers_the_truth_it_was_given() -> None:
     held = checkpoint("untied-grow", 1e21)
-    answer = downstream_answer([*runs(), held], held_out=[held.run], targets=[1e21])
+    answer = analyse_downstream([*runs(), held], held_out=[held.run], targets=[1e21]).answer()
     values = answer.values["scores"]
     for name in ("answer NLL", "CORE, 22 tasks"):
         for _, value in values["multipliers"][name]["untied-grow"]:
@@ -90,12 +89,12 @@ def test_downstream_recovers_the_truth_it_was_given() -> None:
 
 def test_task_bars_show_a_gain_that_the_loss_does_not_explain() -> None:
     better = [
-        replace(run, task_nll={**run.task_nll, "squad": run.task_nll["squad"] - 0.2})
+        replace(run, tasks={**run.tasks, "squad": {"nll": run.score("squad", "nll") - 0.2}})
         if run.arm == "untied-grow"
         else run
         for run in runs()
     ]
-    answer = downstream_answer(better)
+    answer = analyse_downstream(better).answer()
     found = answer.values["scores"]["task_residuals"]["all runs"]["untied-grow"]
     assert found["squad"] - found["copa"] == pytest.approx(-0.2)
     bars = [panel for panel in answer.panels if panel.group == "Task NLL about the reference's line"]
@@ -104,9 +103,10 @@ def test_task_bars_show_a_gain_that_the_loss_does_not_explain() -> None:
 
 
 def test_two_corpora_are_two_series_and_are_compared() -> None:
-    answer = downstream_answer(
+    found = analyse_downstream(
         [*runs("aaaa"), *runs("bbbb", gain=0.1)], corpora={"aaaa": "one", "bbbb": "two"}
     )
+    answer = found.answer()
     assert {one.label for one in group_series([*runs("aaaa"), *runs("bbbb")])} == {
         f"{arm} (corpus {name})" for arm in SCALE for name in ("aaaa", "bbbb")
     }
@@ -119,10 +119,10 @@ def test_two_corpora_are_two_series_and_are_compared() -> None:
 
 
 def test_a_missing_reference_and_an_ambiguous_held_out_run_are_refused() -> None:
-    with pytest.raises(UsageError, match="no scored run of the reference 'loop-2'"):
-        downstream_answer(runs(), reference="loop-2")
+    with pytest.raises(UsageError, match="no scored run of 'loop-2'"):
+        analyse_downstream(runs(), reference="loop-2")
     with pytest.raises(UsageError, match="names 6 of the scored runs"):
-        downstream_answer(runs(), held_out=["vanilla"])
+        analyse_downstream(runs(), held_out=["vanilla"])
 
 
 def test_a_ladder_whose_runs_have_scores_shows_them(paper: StudyContext) -> None:
@@ -151,10 +151,10 @@ def test_the_authors_scores_give_the_papers_forecasts(
     files = [
         str(reference_data(f"refdata/authors/{name}.csv")) for name in ("core_scores", "core_task_scores")
     ]
-    found, records = read_scores([Path(file) for file in files])
-    assert len(found) == 74 and not records
+    found = read_scored_runs([Path(file) for file in files])
+    assert len(found) == 74 and not any(run.record for run in found)
     own = [run for run in found if run.corpus == "fineweb-edu"]
-    values = downstream_answer(own, held_out=["untied-grow-d26"]).values["scores"]
+    values = analyse_downstream(own, held_out=["untied-grow-d26"]).answer().values["scores"]
     assert values["core_forecast"]["r"] == pytest.approx(0.86912, abs=1e-5)
     (row,) = values["core_forecast"]["held_out"]
     assert (row["forecast"], row["observed"]) == (

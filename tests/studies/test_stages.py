@@ -20,7 +20,7 @@ from steepen.report.figure import draw_figure
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.context import StudyContext, starting_arm
 from steepen.studies.preset import PRESETS_DIRECTORY, load_preset
-from steepen.studies.stages.chain_tuning import MeasuredSweep, candidates, chain_tuning, replay_chain
+from steepen.studies.stages.chain_tuning import candidates, chain_tuning, replay_chain
 from steepen.studies.stages.fit_recipe import fit_recipe
 from steepen.studies.stages.growth_fraction import growth_fraction
 from steepen.studies.stages.lr_rule import lr_rule
@@ -447,20 +447,15 @@ def test_invalid_preset_is_rejected_by_field(tmp_path) -> None:
 
 def test_a_measured_chain_is_replayed_by_the_rule_of_adoption() -> None:
     sweeps = [
-        # Written out of order: the schedule comes after the weight decay, round 2 after round 1.
-        MeasuredSweep(2, "adam", 2.990, (("beta2", 1, 2.9885), ("beta1", 1, 2.9886), ("beta1", 2, 2.9880))),
-        MeasuredSweep(1, "schedule", None, (("warmup_steps", 1, 2.9955), ("warmdown_fraction", 1, 2.991))),
-        MeasuredSweep(1, "weight_decay", 3.0, (("weight_decay", 1, 2.9995), ("weight_decay", 2, 2.996))),
+        (3.0, (("weight_decay", 1, 2.9995), ("weight_decay", 2, 2.996))),
+        (None, (("warmup_steps", 1, 2.9955), ("warmdown_fraction", 1, 2.991))),
+        (2.990, (("beta2", 1, 2.9885), ("beta1", 1, 2.9886), ("beta1", 2, 2.9880))),
     ]
-    first = replay_chain(sweeps[1:])
-    assert first.adopted == (
-        (1, "weight_decay", {"weight_decay": 2}),
-        (1, "schedule", {"warmdown_fraction": 1}),  # 0.0005 better is not enough
-    )
-    assert first.loss == 2.991
-    whole = replay_chain(sweeps)
-    assert whole.adopted[-1] == (2, "adam", {"beta2": 1, "beta1": 2})
-    assert math.isinf(whole.loss)  # two at once: nothing has measured them together
+    # 0.0005 better is not enough.
+    assert replay_chain(sweeps[:2]) == (2.991, [{"weight_decay": 2}, {"warmdown_fraction": 1}])
+    loss, steps = replay_chain(sweeps)
+    assert steps[-1] == {"beta2": 1, "beta1": 2}
+    assert math.isinf(loss)  # two at once: nothing has measured them together
 
 
 @pytest.mark.parametrize("count", ["matrix", "total"])

@@ -74,7 +74,7 @@ def test_wrong_options_are_rejected_before_data_is_prepared(
         (["ladder", "--arms", "vanila"], "no arm 'vanila'"),
         (["ladder", "--arms", "vanilla,vanilla"], "twice"),
         (["tpp", "--hold-out", "9"], "tpp does not take --hold-out"),
-        (["passes", "--part", "both"], "--part 'both'"),
+        (["passes", "--part", "both"], "--part names 'both'"),
         (["ladder", "--recipe", "none.yaml"], "none.yaml could not be read"),
         (["ladder", "--preset", "paper"], "needs --data"),
         (["ladder", "--data", "nowhere"], "no prepared data"),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steepen.api.result import Result, new_axes
 from steepen.errors import UsageError
+from steepen.results.table import row_dict
 
 if TYPE_CHECKING:
-    from steepen.runs.record import RunRecord
     from steepen.studies.answer import Answer
+    from steepen.studies.scores.downstream import Downstream as Analysis
+    from steepen.studies.scores.score_ladders import MultiplierRow
 
 
 def downstream(
@@ -31,11 +33,11 @@ def downstream(
     to names.
     """
     paths = [runs] if isinstance(runs, str | Path) else list(runs)
-    answer, _ = analyse_scores(
+    found = analyse_scores(
         [Path(path) for path in paths], reference=reference, arms=arms, hold_out=hold_out, targets=targets,
         corpora=corpora,
     )  # fmt: skip
-    return Downstream(answer)
+    return Downstream(found.answer(), tuple(found.multipliers))
 
 
 def analyse_scores(
@@ -46,23 +48,15 @@ def analyse_scores(
     hold_out: Sequence[str],
     targets: Sequence[float],
     corpora: Mapping[str, str] | None,
-) -> tuple[Answer, list[RunRecord]]:
-    """The answer, and the records of the runs it is about; points of a table carry names, not runs."""
-    from steepen.studies.scores.downstream import downstream_answer
-    from steepen.studies.scores.read_scores import read_scores
+) -> Analysis:
+    """The analysis of the runs at some paths."""
+    from steepen.evaluation.scored_runs import read_scored_runs
+    from steepen.studies.scores.downstream import analyse_downstream
 
-    found, records = read_scores(paths)
-    answer = downstream_answer(
-        found, reference=reference, held_out=hold_out, targets=targets, arms=arms, corpora=corpora
-    )
-    known = {record.run for record in records}
-    if not known.issuperset(answer.runs):
-        panels = tuple(
-            replace(panel, series=tuple(replace(s, runs=(), texts=s.texts or s.runs) for s in panel.series))
-            for panel in answer.panels
-        )
-        answer = replace(answer, runs=(), panels=panels)
-    return answer, [record for record in records if record.run in set(answer.runs)]
+    return analyse_downstream(
+        read_scored_runs(paths), reference=reference, held_out=hold_out, targets=targets, arms=arms,
+        corpora=corpora,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False)
@@ -70,6 +64,7 @@ class Downstream(Result):
     """The downstream analysis: its answer, with multipliers as rows and its panels by title."""
 
     answer: Answer
+    rows: tuple[MultiplierRow, ...]
 
     def summary(self) -> str:
         """The findings, a line each."""
@@ -77,8 +72,7 @@ class Downstream(Result):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each series and metric: multipliers at the lowest and highest common budget."""
-        tables = [table for table in self.answer.tables if table.title.startswith("Multipliers over")]
-        return [dict(zip(table.columns, row, strict=True)) for table in tables for row in table.rows]
+        return [row_dict(row) for row in self.rows]
 
     def plot(self, ax: Any = None, panel: str = "at equal answer NLL") -> Any:
         """Draw one panel, by the beginning of its title."""

@@ -286,10 +286,8 @@ class Study(Result):
     @property
     def verdicts(self) -> dict[str, Any]:
         """The main verdict on each arm."""
-        from steepen.report.select_verdicts import primary_verdicts
-
         answer = self.answer
-        return {} if answer is None else {one.arm: one.verdict for one in primary_verdicts(answer)}
+        return {} if answer is None else {one.arm: one.verdict for one in answer.primary_verdicts}
 
     @property
     def runs(self) -> Runs:

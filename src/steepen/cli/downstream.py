@@ -55,16 +55,17 @@ def downstream(
     from steepen.api.downstream import analyse_scores
     from steepen.cli.parse_lists import parse_words
 
-    answer, records = analyse_scores(
+    found = analyse_scores(
         paths, reference=reference, arms=parse_words(arms), hold_out=hold_out or (), targets=target or (),
         corpora=_corpora(corpus or ()),
     )  # fmt: skip
+    answer = found.answer()
     written: list[Path] = []
     if out is not None:
         from steepen.report.load_studies import LoadedStudy
         from steepen.report.write import parse_formats, write_report
 
-        study = LoadedStudy("downstream", answer, {}, tuple(records))
+        study = LoadedStudy("downstream", answer, {}, tuple(found.records))
         written = [file for step in write_report([study], out, parse_formats(formats)) for file in step]
     if as_json:
         print(json.dumps(answer.to_dict(), indent=2, ensure_ascii=False, allow_nan=False))

@@ -99,11 +99,11 @@ def forecast(
     if columns or where:
         raise UsageError("--columns and --where are for a table.")
     from steepen.evaluation.forecast import forecast as compute
-    from steepen.evaluation.scored_runs import group_by_arm, read_scored_runs
+    from steepen.evaluation.scored_runs import group_series, read_scored_runs, require_core
 
-    names = None if arms is None else [name.strip() for name in arms.split(",") if name.strip()]
+    names = [] if arms is None else [name.strip() for name in arms.split(",") if name.strip()]
     found = compute(
-        group_by_arm(read_scored_runs(paths), names),
+        group_series(require_core(read_scored_runs(paths)), names),
         tasks=_labels(tasks),
         held_out=[] if hold_out == ["none"] else hold_out,
         targets=target or [],
@@ -175,7 +175,7 @@ def _labels(text: str) -> str | list[str]:
 def _print(found: Forecast) -> None:
     from steepen.evaluation.forecast import MIN_RUNS
 
-    counts = ", ".join(f"{len(runs)} of {arm}" for arm, runs in found.runs.items())
+    counts = ", ".join(f"{len(one.runs)} of {one.label}" for one in found.series)
     name = "CORE" if found.is_core else "mean centred accuracy"
     fit = found.fit
     typer.echo(f"fitted to {counts}; {len(found.tasks)} tasks; r = {fit.r:.4f}; residual SD {fit.sigma:.4f}")
@@ -189,18 +189,16 @@ def _print(found: Forecast) -> None:
         typer.echo(
             f"nothing held out (by default the largest run of each arm with more than {MIN_RUNS} runs)."
         )
-    for flops in found.targets:
-        for arm in found.runs:
-            typer.echo(f"{arm} at {flops:.3e} FLOPs: {name} {float(fit.predict(arm, flops)[0]):.4f}")
+    for arm, flops, score in found.at_targets():
+        typer.echo(f"{arm} at {flops:.3e} FLOPs: {name} {score:.4f}")
     if not found.is_core:
         typer.echo(
             f"the score is the mean of {', '.join(found.tasks)}, not CORE: some of its 22 tasks were not "
             "evaluated, so GPT-3's CORE is left out."
         )
-    for reference, core in found.references.items():
-        for arm in found.runs:
-            flops = fit.compute_for(arm, core)
+    for reference, own in found.crossings.items():
+        for arm, flops in own.items():
             need = f"{flops:.2e} FLOPs"
             if not math.isfinite(flops):
                 need = "out of reach" if flops > 0 else "below any forecast"
-            typer.echo(f"{arm} to match {reference} (CORE {core:.4f}): {need}")
+            typer.echo(f"{arm} to match {reference} (CORE {found.references[reference]:.4f}): {need}")

@@ -70,9 +70,11 @@ def print_core(core: dict[str, Any], published: dict[str, Any]) -> None:
     spread = "" if core["core22_seed_sd"] is None else f" ± {core['core22_seed_sd']:.4f} over seeds"
     subset = "" if core["examples"] is None else f", at most {core['examples']:,} examples per task"
     if core["core22"] is not None:
+        bits = core.get("bits_per_byte22")
+        per_byte = "" if bits is None else f" ({bits:.4f} bits per byte)"
         typer.echo(
             f"CORE22 {core['core22']:.4f}{spread}, CORE17 {core['core17']:.4f}, "
-            f"answer NLL {core['nll22']:.4f}{subset}"
+            f"answer NLL {core['nll22']:.4f}{per_byte}{subset}"
         )
     else:
         typer.echo(

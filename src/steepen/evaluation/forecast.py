@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 from steepen.errors import UsageError
-from steepen.evaluation.scored_runs import RunsByArm, ScoredRun, checkpoint_tables, choose_tasks, hold_out
+from steepen.evaluation.core.suite import CORE17
+from steepen.evaluation.scored_runs import ScoredRun, ScoreSeries, choose_tasks, find_runs
 from steepen.laws.fits.downstream import (
     GPT3_CORE,
+    Checkpoints,
     DownstreamFit,
     HeldOutScore,
     RatioFrom,
@@ -17,56 +20,79 @@ from steepen.laws.fits.downstream import (
     fit_downstream,
 )
 
-MIN_RUNS = 4  # of an arm, to fit a law to its task losses
+MIN_RUNS = 4  # of a series, to fit a law to its task losses
+Held = Mapping[str, Sequence[ScoredRun]]  # runs that take part in no fit, by the label of their series
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """A fit, its forecasts, and how well a fit without the held-out runs predicted them.
+    """A fit of the series' scores, and what it forecasts.
 
     Runs that were held out by name take no part in `fit`; the largest runs, held out by default for a check
-    of the method, do.
+    of the method (`hold_out_scores`), do.
     """
 
-    runs: RunsByArm
-    held_out: RunsByArm  # by name; empty for the default check
+    series: tuple[ScoreSeries, ...]  # with the runs that were held out
     tasks: tuple[str, ...]
-    is_core: bool  # False: the score is the mean centred accuracy of `tasks`
     fit: DownstreamFit
-    hold_out_scores: tuple[tuple[ScoredRun, HeldOutScore], ...]
-    targets: tuple[float, ...]  # FLOPs
-    references: Mapping[str, float]  # published CORE scores; empty unless `is_core`
+    is_core: bool = True  # False: the score is the mean centred accuracy of `tasks`
+    held_out: Held = field(default_factory=dict[str, Sequence[ScoredRun]])  # by name; empty for the check
+    hold_out_scores: tuple[tuple[ScoredRun, HeldOutScore], ...] = ()
+    targets: tuple[float, ...] = ()  # FLOPs
+
+    @property
+    def references(self) -> Mapping[str, float]:
+        """Published scores to compare with: none for a score that is not CORE."""
+        return GPT3_CORE if self.is_core else {}
 
     @property
     def score_name(self) -> str:
         """The key of the score in JSON."""
         return "core" if self.is_core else "mean_centered"
 
-    def score(self, run: ScoredRun) -> float:
+    def score(self, run: ScoredRun) -> float | None:
         """The measured score of a run."""
-        return _score(run, self.tasks, self.is_core)
+        return run.core22 if self.is_core else run.mean_centered(self.tasks)
+
+    @cached_property
+    def checkpoints(self) -> dict[str, Checkpoints]:
+        """What was fitted, by series."""
+        return {
+            one.label: one.without(self.held_out.get(one.label, ())).checkpoints(self.tasks, self.score)
+            for one in self.series
+        }
+
+    @cached_property
+    def crossings(self) -> dict[str, dict[str, float]]:
+        """FLOPs at which a series is forecast to reach a reference score; infinite if out of reach."""
+        return {
+            name: {one.label: self.fit.compute_for(one.label, score) for one in self.series}
+            for name, score in self.references.items()
+        }
+
+    def at_targets(self) -> list[tuple[str, float, float]]:
+        """(series, FLOPs, score) forecast at the targets."""
+        return [
+            (one.label, flops, float(self.fit.predict(one.label, flops)[0]))
+            for flops in self.targets
+            for one in self.series
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
         return {
             "score": self.score_name,
             "tasks": list(self.tasks),
-            "runs": {name: [run.run for run in runs] for name, runs in self.runs.items()},
+            "runs": {one.label: [run.run for run in one.runs] for one in self.series},
             "hold_out": [{"run": run.run, **asdict(result)} for run, result in self.hold_out_scores],
             "forecast": [
-                {"arm": name, "flops": flops, self.score_name: float(self.fit.predict(name, flops)[0])}
-                for flops in self.targets
-                for name in self.runs
+                {"arm": label, "flops": flops, self.score_name: score}
+                for label, flops, score in self.at_targets()
             ],
             "compute_for": [
-                {
-                    "reference": reference,
-                    "core": value,
-                    "arm": name,
-                    "flops": self.fit.compute_for(name, value),
-                }
-                for reference, value in self.references.items()
-                for name in self.runs
+                {"reference": reference, "core": self.references[reference], "arm": label, "flops": flops}
+                for reference, own in self.crossings.items()
+                for label, flops in own.items()
             ],
             "r": self.fit.r,
             "scatter": self.fit.sigma,
@@ -74,7 +100,7 @@ class Forecast:
 
 
 def forecast(
-    groups: RunsByArm,
+    series: Sequence[ScoreSeries],
     *,
     tasks: str | Sequence[str] = "core17",
     held_out: Sequence[str] | None = None,
@@ -82,61 +108,60 @@ def forecast(
     residuals: TaskResiduals = "raw-nll",
     ratio: RatioFrom = "measured",
 ) -> Forecast:
-    """Fit the scores of runs by arm, compare with held-out runs, and forecast the score at `targets` FLOPs.
+    """Fit the scores of runs, compare with held-out runs, and forecast the score at `targets` FLOPs.
 
     `held_out` are beginnings of run names: these runs take no part in any fit. None checks the method on
-    each arm's largest run, if it has more than MIN_RUNS, with a fit of its own; the forecasts use every run.
-    `residuals` and `ratio` are options of `fit_downstream`; the defaults are the paper's authors'.
+    each series' largest run, if it has more than MIN_RUNS, with a fit of its own; the forecasts use every
+    run. `residuals` and `ratio` are options of `fit_downstream`; the defaults are the paper's authors'.
     Where a run lacks some of CORE's 22 tasks, the mean of `tasks` is forecast instead of CORE.
     """
     for flops in targets:
         if not 0 < flops < float("inf"):
-            raise UsageError(f"--target {flops} is not valid: give a positive number of FLOPs.")
-    labels = choose_tasks(tasks, groups)
-    is_core = all(run.has_core for runs in groups.values() for run in runs)
-
-    def score(run: ScoredRun) -> float:
-        return _score(run, labels, is_core)
-
-    fitted, held = hold_out(groups, held_out, MIN_RUNS)
-    for name, runs in groups.items():
-        if len(runs) < MIN_RUNS:
+            raise UsageError(f"`target` {flops} is not valid: give a positive number of FLOPs.")
+    runs = [run for one in series for run in one.runs]
+    labels = choose_tasks(tasks, runs)
+    is_core = all(run.core22 is not None for run in runs)
+    names = None if held_out is None else {run.run for run in find_runs(runs, held_out)}
+    held = {
+        one.label: [run for run in one.runs if run.run in names] if names is not None
+        else list(one.runs[-1:]) if len(one.runs) > MIN_RUNS else []
+        for one in series
+    }  # fmt: skip
+    for one in series:
+        left = len(one.runs) - len(held[one.label])
+        if left < MIN_RUNS:
+            besides = " besides those held out" if held[one.label] else ""
             raise UsageError(
-                f"{name} has {len(runs)} scored runs; a task law needs at least {MIN_RUNS} (choose others "
-                "with --arms)."
+                f"{one.label} has {left} scored runs{besides}; a task law needs at least {MIN_RUNS} (choose "
+                "others with `arms`)."
             )
 
-    def fitted_to(runs: RunsByArm) -> DownstreamFit:
-        return fit_downstream(
-            checkpoint_tables(runs, labels, score), labels, residuals=residuals, ratio=ratio
-        )
+    def score(run: ScoredRun) -> float:
+        return run.core22 if is_core and run.core22 is not None else run.mean_centered(labels)
 
-    short = [name for name, runs in fitted.items() if held.get(name) and len(runs) < MIN_RUNS]
-    if short:
-        raise UsageError(
-            f"{short[0]} has {len(fitted[short[0]])} scored runs besides those held out; a task law needs at "
-            f"least {MIN_RUNS}."
-        )
-    without = fitted_to(fitted) if held else None
-    fit = without if without is not None and held_out is not None else fitted_to(groups)
-    compared: list[tuple[ScoredRun, HeldOutScore]] = []
-    if without is not None:
-        compared = [
-            (run, without.hold_out(name, run.flops, score(run)))
-            for name, runs in held.items()
-            for run in runs
-        ]
-    return Forecast(
-        groups,
-        {} if held_out is None else held,
-        tuple(labels),
-        is_core,
-        fit,
-        tuple(compared),
-        tuple(targets),
-        GPT3_CORE if is_core else {},
-    )
+    def fitted(without: Held) -> DownstreamFit:
+        tables = {
+            one.label: one.without(without.get(one.label, ())).checkpoints(labels, score) for one in series
+        }
+        return fit_downstream(tables, labels, residuals=residuals, ratio=ratio)
+
+    check = fitted(held) if any(held.values()) else None
+    compared = [
+        (run, check.hold_out(label, run.flops, score(run)))
+        for label, own in held.items()
+        for run in own
+        if check is not None
+    ]
+    fit = fitted({}) if check is None or held_out is None else check
+    kept = {} if held_out is None else {label: own for label, own in held.items() if own}
+    return Forecast(tuple(series), tuple(labels), fit, is_core, kept, tuple(compared), tuple(targets))
 
 
-def _score(run: ScoredRun, tasks: Sequence[str], is_core: bool) -> float:
-    return float(run.core["core22"]) if is_core else run.mean_centered(tasks)
+def forecast_core(series: Sequence[ScoreSeries], targets: Sequence[float] = ()) -> Forecast | None:
+    """CORE of the series with enough runs that have every task; None if there is none."""
+    tables = {one.label: one.checkpoints(CORE17) for one in series}
+    known = {label: own for label, own in tables.items() if len(own.flops) >= MIN_RUNS}
+    if not known:
+        return None
+    fit = fit_downstream(known, CORE17)
+    return Forecast(tuple(s for s in series if s.label in known), CORE17, fit, targets=tuple(targets))

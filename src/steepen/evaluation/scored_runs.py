@@ -1,92 +1,303 @@
-"""Runs with CORE scores, read from their records and arranged as tables for task selection and forecasts."""
+"""Runs with scores: read from records and tables, grouped into series, named and held out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from steepen.errors import SteepenError, UsageError, nearest
 from steepen.evaluation.core.conventions import convention_of
 from steepen.evaluation.core.suite import CORE17, CORE22
+from steepen.laws.fits.downstream import Checkpoints, TaskFilter, filter_tasks
+from steepen.laws.fits.solver import Array
+from steepen.laws.read_table import read_table
+from steepen.laws.table import Table
+from steepen.model.arms import find_arm
+from steepen.runs.record import RunRecord
+from steepen.utils.json_io import read_json
+from steepen.utils.rows import Rows
 from steepen.utils.series import SeriesRun, corpus_name, recipe_name, repeated, series_labels, split_recipes
 
-if TYPE_CHECKING:
-    from steepen.laws.fits.downstream import Checkpoints, TaskFilter
+TASK_SCORES = ("nll", "centered", "accuracy", "baseline")
+# Columns of a table of scores, by our names of them, besides arm, flops and loss.
+SCORE_COLUMNS = {
+    "nll": ("nll", "answer_nll", "nll22"),
+    "core22": ("core22", "core", "core_accuracy"),
+    "core17": ("core17", "core17_accuracy"),
+    "core22_sd": ("core22_sd", "core_accuracy_std", "core22_seed_sd"),
+    "kl_depth": ("kl_depth", "effective_depth", "kl_effective_depth"),
+}
+TASK_COLUMNS = {"nll": ("nll", "answer_nll"), "centered": ("centered", "centered_accuracy")}
+
+
+@dataclass(frozen=True)
+class PassesAtTestTime:
+    """Loss differences L(k) − L(K trained) at k passes."""
+
+    trained: int
+    passes: tuple[int, ...]
+    differences: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class ScoredRun:
-    """A run's arm, training amount and CORE scores."""
+    """What was measured of one finished run; None where a score was not evaluated."""
 
     run: str
     arm: str
     depth: int
-    tokens: float
     flops: float
-    core: dict[str, Any]
-    seed: int = 0
+    loss: float
     corpus: str = ""
     recipe: str = ""
+    seed: int = 0
+    nll: float | None = None  # answer NLL, mean of the 22 tasks
+    core22: float | None = None
+    core17: float | None = None
+    core22_sd: float | None = None  # over the seeds of the demonstrations
+    tasks: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+    kl_depth: float | None = None
+    passes: PassesAtTestTime | None = None
+    record: RunRecord | None = None  # None: read from a table
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
 
     @property
-    def tasks(self) -> dict[str, dict[str, Any]]:
-        """Scores by task label."""
-        return self.core["tasks"]
+    def scored(self) -> bool:
+        """Whether any score was evaluated, that of a task apart."""
+        scores = (self.nll, self.core22, self.core17, self.kl_depth, self.passes)
+        return any(score is not None for score in scores)
 
-    @property
-    def convention(self) -> str | None:
-        """How CORE was scored: authors, nanochat, or None for scores of an earlier version."""
-        return convention_of(self.core)
+    def has(self, tasks: Iterable[str], *names: str) -> bool:
+        """Whether every task has all these scores."""
+        return all(name in self.tasks.get(task, {}) for task in tasks for name in names)
 
-    @property
-    def has_core(self) -> bool:
-        """Whether all 22 tasks were evaluated."""
-        return self.core.get("core22") is not None
-
-    def mean_centered(self, labels: Sequence[str]) -> float:
-        """Mean centred accuracy of some tasks."""
-        return sum(self.score(label, "centered") for label in labels) / len(labels)
-
-    def score(self, label: str, name: str) -> float:
-        """A score of a task; raises SteepenError where the record does not have it."""
-        value = self.tasks[label].get(name)
-        if value is None:
+    def score(self, task: str, name: str) -> float:
+        """A score of a task; raises SteepenError where it was not evaluated."""
+        if not self.has([task], name):
             raise SteepenError(
-                f"run {self.run} has no {name} of {label}: score it with `steepen eval --core`."
+                f"run {self.run} has no {name} of {task}: score it with `steepen eval --core`."
             )
-        return float(value)
+        return self.tasks[task][name]
+
+    def mean_centered(self, tasks: Sequence[str]) -> float:
+        """Mean centred accuracy of some tasks."""
+        return sum(self.score(task, "centered") for task in tasks) / len(tasks)
 
 
-RunsByArm: TypeAlias = dict[str, list[ScoredRun]]
+def scored_run(record: RunRecord) -> ScoredRun:
+    """The scores that evaluation has joined to a record."""
+    spec, found = record.spec, record.evaluation
+    values = spec.to_dict()
+    core: Mapping[str, Any] = found.get("core") or {}
+    passes, deep = found.get("test_time_passes"), found.get("kl_depth")
+    return ScoredRun(
+        record.run, spec.arm.name, spec.shape.depth, record.flops, record.validation_loss,
+        corpus_name(values["data"]), recipe_name(values), spec.seed,
+        core.get("nll22"), core.get("core22"), core.get("core17"), core.get("core22_seed_sd"),
+        tasks={
+            label: {name: float(task[name]) for name in TASK_SCORES if task.get(name) is not None}
+            for label, task in (core.get("tasks") or {}).items()
+        },
+        kl_depth=None if deep is None else float(deep["depth"]),
+        passes=None if passes is None else PassesAtTestTime(
+            int(passes["trained"]), tuple(map(int, passes["passes"])),
+            tuple(map(float, passes["differences"])),
+        ),
+        record=record,
+    )  # fmt: skip
+
+
+Score: TypeAlias = Callable[[ScoredRun], float | None]
+
+
+@dataclass(frozen=True)
+class ScoreSeries:
+    """The runs of one series, in order of compute. `variant` tells it from other series of its arm."""
+
+    label: str
+    arm: str
+    variant: str
+    corpus: str
+    runs: Rows[ScoredRun]
+
+    @property
+    def curve(self) -> dict[str, Any]:
+        """The fields of `Series` that give it its colour and label."""
+        return {"arm": self.arm, "variant": self.variant}
+
+    def metric(self, name: str) -> tuple[Array, Array]:
+        """(FLOPs, metric) of the runs that have the metric."""
+        known = self.runs.having(name)
+        return known.array("flops"), known.array(name)
+
+    def checkpoints(self, tasks: Sequence[str], score: Score = lambda run: run.core22) -> Checkpoints:
+        """The runs that have every task and the score, as arrays for `fit_downstream`."""
+        runs = Rows(run for run in self.runs if score(run) is not None and run.has(tasks, "nll", "centered"))
+        nll, centered = (
+            {task: np.array([run.tasks[task][name] for run in runs], float) for task in tasks}
+            for name in ("nll", "centered")
+        )
+        return Checkpoints(runs.array("flops"), nll, centered, np.array([score(run) for run in runs], float))
+
+    def without(self, runs: Iterable[ScoredRun]) -> ScoreSeries:
+        """The series without some runs."""
+        names = {run.run for run in runs}
+        return replace(self, runs=Rows(run for run in self.runs if run.run not in names))
+
+
+def group_series(
+    runs: Sequence[ScoredRun], arms: Sequence[str] = (), corpora: Mapping[str, str] | None = None
+) -> list[ScoreSeries]:
+    """The series of some runs: an arm has several where corpora or recipes differ.
+
+    `arms` selects arms, or series by their label; `corpora` gives names to corpora, which are otherwise the
+    beginnings of content hashes. Two runs of a series with the same size and seed are rejected: they follow
+    different recipes that only the user can tell apart.
+    """
+    named = corpora or {}
+    recipes = split_recipes([SeriesRun(r.arm, r.corpus, r.recipe, r.depth, r.seed) for r in runs])
+    places = [named.get(run.corpus, run.corpus) for run in runs]
+    labels = series_labels([run.arm for run in runs], places, recipes)
+    rows = list(zip(labels, places, runs, strict=True))
+    for label, depth, seed in repeated((s, r.depth, r.seed) for s, _, r in rows if r.record is not None):
+        names = [r.run for s, _, r in rows if (s, r.depth, r.seed) == (label, depth, seed)]
+        raise UsageError(
+            f"{label} has {len(names)} scored runs at depth {depth} with seed {seed} ({', '.join(names)}), "
+            "which differ in learning rate or tokens; name only the runs of one recipe."
+        )
+    found: dict[str, ScoreSeries] = {}
+    for label, place, run in sorted(rows, key=lambda row: row[2].flops):
+        variant = label.removeprefix(run.arm).strip(" ()").removeprefix("corpus ")
+        own = found.get(label, ScoreSeries(label, run.arm, variant, place, Rows()))
+        found[label] = replace(own, runs=Rows((*own.runs, run)))
+    series = [found[label] for label in dict.fromkeys(labels)]
+    return [one for name in arms for one in find_series(series, name)] if arms else series
+
+
+def find_series(series: Sequence[ScoreSeries], name: str) -> list[ScoreSeries]:
+    """The series of an arm, or the one with a label; raises UsageError if there is none."""
+    arm = known_arm(name)
+    found = [one for one in series if name == one.label or arm == one.arm]
+    if not found:
+        known = dict.fromkeys(one.arm for one in series)
+        raise UsageError(f"there is no scored run of {name!r}; the nearest are {nearest(arm, known)}.")
+    return found
+
+
+def known_arm(name: str) -> str:
+    """The name that records have for an arm of the table, whichever of its names is given."""
+    try:
+        return find_arm(name).name
+    except UsageError:
+        return name  # a custom arm
+
+
+def find_runs(runs: Iterable[ScoredRun], prefixes: Sequence[str]) -> list[ScoredRun]:
+    """The runs whose names begin with these; each must name one."""
+    every, found = list(runs), list[ScoredRun]()
+    for prefix in prefixes:
+        own = [run for run in every if run.run.startswith(prefix)]
+        if len(own) != 1:
+            raise UsageError(f"`hold_out` {prefix!r} names {len(own)} of the scored runs; it must name one.")
+        found += own
+    return found
+
+
+def choose_tasks(names: str | Sequence[str], runs: Sequence[ScoredRun]) -> list[str]:
+    """Task labels that every run has: "core17", "all" (CORE's 22), or labels."""
+    if names in ("core17", "all"):
+        if missing := [run.run for run in runs if run.core22 is None]:
+            raise UsageError(
+                f"run {missing[0]} lacks some of the 22 tasks; evaluate it on the whole bundle first, or "
+                "name tasks that every run has with `tasks`."
+            )
+        return list(CORE17 if names == "core17" else CORE22)
+    labels = list(dict.fromkeys([names] if isinstance(names, str) else names))
+    known = dict.fromkeys(label for run in runs for label in run.tasks)
+    for label in labels:
+        if label not in known:
+            raise UsageError(
+                f"`tasks`: {label!r} is neither a task of the records nor a file of labels; "
+                f"the nearest tasks are {nearest(label, known)}."
+            )
+        if without := [run.run for run in runs if label not in run.tasks]:
+            raise UsageError(
+                f"`tasks`: run {without[0]} has no score of {label!r}; evaluate it on that task first."
+            )
+    return labels
+
+
+def require_core(runs: Sequence[ScoredRun]) -> list[ScoredRun]:
+    """The runs that have scores of CORE tasks; raises UsageError if there is none."""
+    found = [run for run in runs if run.tasks]
+    if not found:
+        raise UsageError(
+            f"none of the {len(runs)} records has CORE scores; "
+            "`steepen eval RUN --data … --core …` adds them."
+        )
+    return found
+
+
+def filter_scored_tasks(
+    runs: Sequence[ScoredRun], arm: str, min_gap: float, min_tau: float
+) -> tuple[int, Mapping[str, TaskFilter]]:
+    """The paper's two criteria for each task that all runs of the reference arm have, and their number."""
+    (series, *others) = find_series(group_series(require_core(runs)), arm)
+    if others:
+        raise UsageError(
+            f"{arm} has several series; name one of {', '.join(s.label for s in (series, *others))}."
+        )
+    own = series.runs
+    if len(own) < 3:
+        raise UsageError(f"{arm} has {len(own)} scored runs; a rank correlation needs at least 3.")
+    labels = [label for label in own[0].tasks if all(label in run.tasks for run in own)]
+    found = filter_tasks(
+        np.array([run.record.tokens if run.record else run.flops for run in own], float),
+        {label: np.array([run.score(label, "accuracy") for run in own]) for label in labels},
+        {label: own[0].score(label, "baseline") for label in labels},
+        min_gap=min_gap,
+        min_tau=min_tau,
+    )
+    return len(own), found
 
 
 def read_scored_runs(paths: Sequence[Path]) -> list[ScoredRun]:
-    """The runs with CORE scores among stores, run directories and record files, by increasing compute."""
-    files: list[Path] = []
+    """Runs with the scores they have, each once; those of records by increasing compute.
+
+    A path is a store, a run directory, a record.json, or a table of scores: one row for each run, or, where
+    it has a column `task`, for each run and task of the runs of another table.
+    """
+    records: dict[str, RunRecord] = {}
+    runs: list[ScoredRun] = []
+    tasks: list[Table] = []
     for path in paths:
-        if path.is_file():
-            files.append(path)
-        elif (path / "record.json").is_file():
-            files.append(path / "record.json")
-        elif path.is_dir():
-            files += sorted(path.glob("*/record.json"))
+        if path.is_file() and path.name != "record.json":
+            table = read_table(path)
+            if table.has("task", aliases=False):
+                tasks.append(table)
+            else:
+                runs += _from_table(table)
         else:
-            raise UsageError(f"{path} does not exist; give a store, a run directory or a record.json.")
-    found = [run for file in dict.fromkeys(files) if (run := _read(file)) is not None]
-    if not found:
-        raise UsageError(
-            f"none of the {len(files)} records has CORE scores; "
-            "`steepen eval RUN --data … --core …` adds them."
-        )
+            records |= {record.run: record for record in map(_record, _record_files(path))}
+    for table in tasks:
+        runs = _with_tasks(runs, table)
+    found = [scored_run(record) for record in sorted(records.values(), key=lambda record: record.flops)]
     _check_one_convention(found)
-    return sorted(found, key=lambda run: run.flops)
+    return runs + found
 
 
 def _check_one_convention(runs: Sequence[ScoredRun]) -> None:
     """Raise if runs were scored by different conventions: their answer NLLs are not comparable."""
-    by_name = {run.convention: run.run for run in runs}
+    scored = [
+        (run.record.evaluation["core"], run.run) for run in runs if run.record is not None and run.tasks
+    ]
+    by_name = {convention_of(core): run for core, run in scored}
     if len(by_name) > 1:
         which = ", ".join(f"{run} by {name or 'an earlier version'}" for name, run in by_name.items())
         raise UsageError(
@@ -95,140 +306,69 @@ def _check_one_convention(runs: Sequence[ScoredRun]) -> None:
         )
 
 
-def group_by_arm(runs: Sequence[ScoredRun], arms: Sequence[str] | None = None) -> RunsByArm:
-    """Runs by series (arm, corpus, recipe), in order of compute; `arms` selects some arms or series.
-
-    A series has its arm's name where the arm has only one. Raises UsageError if two runs of a series have
-    the same depth and seed: they follow different recipes that only the user can tell apart.
-    """
-    recipes = split_recipes([SeriesRun(run.arm, run.corpus, run.recipe, run.depth, run.seed) for run in runs])
-    labels = series_labels([run.arm for run in runs], [run.corpus for run in runs], recipes)
-    for label, depth, seed in repeated((s, r.depth, r.seed) for s, r in zip(labels, runs, strict=True)):
-        names = [
-            r.run for s, r in zip(labels, runs, strict=True) if (s, r.depth, r.seed) == (label, depth, seed)
-        ]
-        raise UsageError(
-            f"{label} has {len(names)} scored runs at depth {depth} with seed {seed} ({', '.join(names)}), "
-            "which differ in learning rate or tokens; name only the runs of one recipe."
-        )
-    groups: RunsByArm = {}
-    for label, run in zip(labels, runs, strict=True):
-        groups.setdefault(label, []).append(run)
-    if arms is None:
-        return groups
-    for name in arms:
-        if all(name not in (label, group[0].arm) for label, group in groups.items()):
-            raise UsageError(f"there is no scored run of {name!r}; scored arms are {', '.join(groups)}.")
-    return {label: group for name in arms for label, group in groups.items() if name in (label, group[0].arm)}
+def _record_files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if (path / "record.json").is_file():
+        return [path / "record.json"]
+    if path.is_dir():
+        return sorted(path.glob("*/record.json"))
+    raise UsageError(f"{path} does not exist; give a store, a run directory, a record.json or a table.")
 
 
-def choose_tasks(names: str | Sequence[str], groups: RunsByArm) -> list[str]:
-    """Task labels that every run has: "core17", "all" (CORE's 22), or labels."""
-    runs = [run for group in groups.values() for run in group]
-    if names in ("core17", "all"):
-        if missing := [run.run for run in runs if not run.has_core]:
-            raise UsageError(
-                f"run {missing[0]} lacks some of the 22 tasks; evaluate it on the whole bundle first, or "
-                "name tasks that every run has with --tasks."
-            )
-        return list(CORE17 if names == "core17" else CORE22)
-    labels = list(dict.fromkeys([names] if isinstance(names, str) else names))
-    known = dict.fromkeys(label for run in runs for label in run.tasks)
-    for label in labels:
-        if label not in known:
-            raise UsageError(
-                f"--tasks: {label!r} is neither a task of the records nor a file of labels; "
-                f"the nearest tasks are {nearest(label, known)}."
-            )
-        if without := [run.run for run in runs if label not in run.tasks]:
-            raise UsageError(
-                f"--tasks: run {without[0]} has no score of {label!r}; evaluate it on that task first."
-            )
-    return labels
-
-
-def hold_out(groups: RunsByArm, prefixes: Sequence[str] | None, min_runs: int) -> tuple[RunsByArm, RunsByArm]:
-    """Split runs into (fitted, held out), by arm.
-
-    `prefixes` are beginnings of run names; None holds out the largest run of every arm with more
-    than `min_runs`.
-    """
-    held: RunsByArm = {}
-    if prefixes is None:
-        held = {name: [runs[-1]] for name, runs in groups.items() if len(runs) > min_runs}
-    else:
-        for prefix in prefixes:
-            found = [
-                (name, run) for name, runs in groups.items() for run in runs if run.run.startswith(prefix)
-            ]
-            if len(found) != 1:
-                raise UsageError(
-                    f"--hold-out {prefix!r} names {len(found)} of the scored runs; it must name one."
-                )
-            held.setdefault(found[0][0], []).append(found[0][1])
-    fitted = {name: [run for run in runs if run not in held.get(name, [])] for name, runs in groups.items()}
-    return fitted, held
-
-
-def checkpoint_tables(
-    groups: RunsByArm, labels: Sequence[str], score: Callable[[ScoredRun], float]
-) -> dict[str, Checkpoints]:
-    """Each arm's runs as arrays for `fit_downstream`: compute, task NLL, centred accuracy and score."""
-    import numpy as np
-
-    from steepen.laws.fits.downstream import Checkpoints
-
-    def column(runs: list[ScoredRun], label: str, field: str) -> Any:
-        return np.array([run.tasks[label][field] for run in runs], float)
-
-    return {
-        name: Checkpoints(
-            np.array([run.flops for run in runs], float),
-            {label: column(runs, label, "nll") for label in labels},
-            {label: column(runs, label, "centered") for label in labels},
-            np.array([score(run) for run in runs], float),
-        )
-        for name, runs in groups.items()
-    }
-
-
-def filter_scored_tasks(
-    groups: RunsByArm, arm: str, min_gap: float, min_tau: float
-) -> Mapping[str, TaskFilter]:
-    """The paper's two criteria for each task that all runs of the reference arm have."""
-    import numpy as np
-
-    from steepen.laws.fits.downstream import filter_tasks
-
-    if arm not in groups:
-        raise UsageError(f"there is no scored run of {arm!r}; scored arms are {', '.join(groups)}.")
-    runs = groups[arm]
-    if len(runs) < 3:
-        raise UsageError(f"{arm} has {len(runs)} scored runs; a rank correlation needs at least 3.")
-    labels = [label for label in runs[0].tasks if all(label in run.tasks for run in runs)]
-    return filter_tasks(
-        np.array([run.tokens for run in runs], float),
-        {label: np.array([run.score(label, "accuracy") for run in runs]) for label in labels},
-        {label: runs[0].score(label, "baseline") for label in labels},
-        min_gap=min_gap,
-        min_tau=min_tau,
-    )
-
-
-def _read(file: Path) -> ScoredRun | None:
-    from steepen.runs.record import RunRecord
-    from steepen.utils.json_io import read_json
-
+def _record(file: Path) -> RunRecord:
     try:
-        record = RunRecord.from_dict(read_json(file))
+        return RunRecord.from_dict(read_json(file))
     except (OSError, ValueError, SteepenError) as error:
         raise SteepenError(f"the record {file} cannot be read ({error}).") from error
-    core = record.evaluation.get("core")
-    if core is None:
+
+
+def _from_table(table: Table) -> list[ScoredRun]:
+    flops, loss, arms = table.numbers("flops"), table.numbers("loss"), table.names("arm")
+    given = {ours: _optional(table, names) for ours, names in SCORE_COLUMNS.items()}
+    depths, corpora = _optional(table, ("depth",)), _texts(table, "corpus")
+    found: list[ScoredRun] = []
+    for i, arm in enumerate(arms):
+        depth = int(depths[i] or 0) if depths else 0
+        scores: dict[str, Any] = {name: column[i] for name, column in given.items() if column}
+        corpus = corpora[i] if corpora else ""
+        name = "-".join(filter(None, (arm, f"d{depth}" if depth else f"{flops[i]:.3g}", corpus)))
+        found.append(ScoredRun(name, arm, depth or i, float(flops[i]), float(loss[i]), corpus, **scores))
+    return found
+
+
+def _with_tasks(runs: Sequence[ScoredRun], table: Table) -> list[ScoredRun]:
+    """The runs with the task scores of a table, joined by corpus, arm and depth."""
+    table.require(["arm", "task"])
+    arms, tasks, corpora = table.names("arm"), _texts(table, "task"), _texts(table, "corpus")
+    depths = _optional(table, ("depth",))
+    columns = {ours: _optional(table, names) for ours, names in TASK_COLUMNS.items()}
+    if not depths or not columns["nll"]:
+        raise UsageError(f"{table.source} needs columns arm, depth, task and answer_nll.")
+    found: dict[tuple[str, str, int], dict[str, dict[str, float]]] = {}
+    for i, arm in enumerate(arms):
+        own = found.setdefault((corpora[i] if corpora else "", arm, int(depths[i] or 0)), {})
+        values = {ours: column[i] for ours, column in columns.items() if column}
+        own[tasks[i]] = {name: value for name, value in values.items() if value is not None}
+    return [replace(run, tasks=found.get((run.corpus, run.arm, run.depth), {})) for run in runs]
+
+
+def _optional(table: Table, names: Sequence[str]) -> list[float | None]:
+    """A column of numbers under one of these names, None where a cell is empty; [] without the column."""
+    for name in names:
+        if name in table.columns:
+            return [_number(table, name, i, cell) for i, cell in enumerate(table.columns[name])]
+    return []
+
+
+def _number(table: Table, name: str, row: int, cell: Any) -> float | None:
+    if cell is None or str(cell).strip() == "":
         return None
-    spec = record.spec
-    values = spec.to_dict()
-    return ScoredRun(
-        record.run, spec.arm.name, spec.shape.depth, record.tokens, record.flops, core,
-        seed=spec.seed, corpus=corpus_name(values["data"]), recipe=recipe_name(values),
-    )  # fmt: skip
+    try:
+        return float(cell)
+    except ValueError:
+        raise UsageError(f"{table.place(row)}: {name} is {cell!r}, not a number.") from None
+
+
+def _texts(table: Table, name: str) -> list[str]:
+    return [str(cell or "") for cell in table.columns[name]] if name in table.columns else []

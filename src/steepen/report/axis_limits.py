@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 
-from steepen.studies.answer import Axis, Panel, Series
+from steepen.results.panel import Axis, Panel, Series
 
 # Bands widen an axis by at most this many times the range of everything else, or this factor on a log axis.
 BAND_REACH = 20.0
@@ -15,25 +15,17 @@ Limits = tuple[float, float]
 
 def panel_limits(panel: Panel) -> tuple[Limits, Limits]:
     """The range of x and of y: all points, lines, bars and reference lines, and bands up to `BAND_REACH`."""
-    x: list[float] = [value for kind, value, _ in panel.lines if kind == "x"]
-    y: list[float] = [value for kind, value, _ in panel.lines if kind == "y"]
+    values = {way: [value for kind, value, _ in panel.lines if kind == way] for way in ("x", "y")}
+    across = values["x" if panel.y.names else "y"]  # along which bars and errors stand
     edges: list[float] = []
     for series in panel.series:
-        if series.kind == "band":
-            x += series.x
-            edges += (*series.y, *series.y_high)
-            continue
-        x += series.x
-        y += series.y
-        (x if panel.y.names else y).extend((*series.low, *series.high))
-        if series.kind == "bars":
-            (x if panel.y.names else y).append(0.0)
-    return axis_limits(panel.x, x, (), 0.035), axis_limits(panel.y, y, edges, 0.05)
+        values["x"] += series.x
+        (edges if series.kind == "band" else values["y"]).extend((*series.y, *series.y_high))
+        across += (*series.low, *series.high, *([0.0] if series.kind == "bars" else []))
+    return axis_limits(panel.x, values["x"], (), 0.035), axis_limits(panel.y, values["y"], edges, 0.05)
 
 
-def axis_limits(
-    axis: Axis, values: Iterable[float], edges: Iterable[float] = (), pad: float = 0.05
-) -> Limits:
+def axis_limits(axis: Axis, values: Sequence[float], edges: Sequence[float], pad: float) -> Limits:
     """Limits with a margin around all `values` that the scale can show, and the `edges` of bands."""
     if axis.limits is not None:
         return axis.limits
@@ -41,8 +33,7 @@ def axis_limits(
         return -0.6, len(axis.names) - 0.4
     log = axis.scale == "log"
     to, back = (math.log, math.exp) if log else (float, float)
-    good = [to(v) for v in values if can_show(v, axis)]
-    extra = [to(v) for v in edges if can_show(v, axis)]
+    good, extra = ([to(v) for v in some if can_show(v, axis)] for some in (values, edges))
     good = good or extra or [to(1.0)]
     low, high = min(good), max(good)
     if extra:

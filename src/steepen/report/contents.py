@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from steepen.report.curves import curves_of, panel_with_titles, role_text
 from steepen.report.load_studies import LoadedStudy
-from steepen.report.run_panels import curve_panels, residual_panel, scatter_table
-from steepen.report.summary import summary_table
+from steepen.report.run_panels import curve_panels, residual_panels, scatter_tables
+from steepen.report.summary import SummaryRow, summary_rows, summary_table
 from steepen.results.render import no_formula
 from steepen.studies.answer import Panel, Table
 
@@ -31,23 +31,23 @@ class FigureContent:
 
 @dataclass(frozen=True)
 class StudyContent:
-    """The figures and tables of a study's report; the first table is the summary if `summarized`."""
+    """The figures and tables of a study's report; the first table is that of `summary`, if it has rows."""
 
     id: str
     study: LoadedStudy
     figures: tuple[FigureContent, ...]
     tables: tuple[Table, ...]
-    summarized: bool
+    summary: tuple[SummaryRow, ...]
 
     @staticmethod
     def of(index: int, study: LoadedStudy, titles: dict[str, str]) -> StudyContent:
         """The study's own panels and tables, and those that its runs give."""
         answer, records = study.answer, study.records
-        panels = list(answer.panels)
-        residuals = residual_panel(answer, records, titles)
-        panels += [residuals] if residuals is not None else []
-        panels += curve_panels(records, study.runs_directory, titles)
-        panels = [panel_with_titles(panel, titles) for panel in panels]
+        added = [
+            *residual_panels(answer, records, titles),
+            *curve_panels(records, study.runs_directory, titles),
+        ]
+        panels = [panel_with_titles(panel, titles) for panel in (*answer.panels, *added)]
         groups: dict[str, list[Panel]] = {}
         for i, panel in enumerate(panels):
             groups.setdefault(panel.group or f"\0{i}", []).append(panel)
@@ -56,11 +56,10 @@ class StudyContent:
             FigureContent(f"{name}-f{i + 1}", members[0].group or members[0].title, tuple(members))
             for i, members in enumerate(groups.values())
         ]
-        summary = summary_table(answer, records, titles)
-        scatter = scatter_table(answer, records, titles)
-        tables = (summary, *answer.tables, scatter)
-        found = tuple(table for table in tables if table is not None)
-        return StudyContent(name, study, tuple(figures), found, summary is not None)
+        rows, judged = tuple(summary_rows(answer, records, titles)), answer.primary_verdicts
+        summary = [summary_table(rows, judged[0].verdict.unit)] if rows else []
+        tables = (*summary, *answer.tables, *scatter_tables(answer, records, titles))
+        return StudyContent(name, study, tuple(figures), tables, rows)
 
     def table_id(self, index: int) -> str:
         """The id of a table on the page."""

@@ -13,7 +13,7 @@ import numpy as np
 from steepen.report.axis_limits import Limits, can_show, panel_limits, shown_points
 from steepen.report.curves import Curve
 from steepen.report.reference_lines import draw_reference_lines
-from steepen.report.ticks import are_whole, set_ticks
+from steepen.report.ticks import set_ticks
 from steepen.studies.answer import Axis, Panel, Series
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ def draw_panel(
     limits: tuple[Limits, Limits] | None = None,
     *,
     inches: tuple[float, float] = (5.0, 3.6),
-    mathtext: bool = True,
 ) -> DrawnPanel:
     """Draw a panel into axes; `curves` are those of a whole figure."""
     (x_low, x_high), (y_low, y_high) = limits or panel_limits(panel)
@@ -69,11 +68,9 @@ def draw_panel(
     axes.set_ylim((y_high, y_low) if panel.y.reverse else (y_low, y_high))
     measured = [series for series in panel.series if series.kind == "points"]
     wide, tall = inches
-    for axis, described, ends, room, values in (
-        (axes.xaxis, panel.x, (x_low, x_high), wide, [v for s in measured for v in s.x]),
-        (axes.yaxis, panel.y, (y_low, y_high), tall, [v for s in measured for v in s.y]),
-    ):
-        set_ticks(axis, described, ends, room, whole=are_whole(values), mathtext=mathtext)
+    whole_x, whole_y = (are_whole([v for s in measured for v in getattr(s, way)]) for way in ("x", "y"))
+    set_ticks(axes.xaxis, panel.x, (x_low, x_high), wide, whole=whole_x)
+    set_ticks(axes.yaxis, panel.y, (y_low, y_high), tall, whole=whole_y)
     names = max((len(name) for name in panel.y.names), default=8)
     axes.set_xlabel(wrapped(panel.x.label, wide - 0.5 * FONT / 72 * names), labelpad=2, parse_math=False)
     axes.set_ylabel(wrapped(panel.y.label, tall - 0.3), labelpad=3, parse_math=False)
@@ -184,6 +181,11 @@ def marker_style(series: Series, colour: str) -> dict[str, Any]:
         "markeredgecolor": "#ffffff" if series.filled else colour,
         "markeredgewidth": 0.3 if series.filled else 0.8,
     }
+
+
+def are_whole(values: Sequence[float]) -> bool:
+    """Whether all values (there is one) are whole numbers: depths, passes, epochs."""
+    return bool(values) and all(math.isfinite(value) and value == round(value) for value in values)
 
 
 def wrapped(text: str, inches: float) -> str:

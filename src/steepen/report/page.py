@@ -19,9 +19,9 @@ from steepen.report.figure import figure_curves, is_wide
 from steepen.report.load_studies import LoadedStudy, arm_titles
 from steepen.report.page_figure import MANY_PANELS, page_panels
 from steepen.report.provenance import provenance_rows, run_title
-from steepen.report.select_verdicts import primary_verdicts, secondary_verdicts
-from steepen.report.summary import ANSWER_COLUMN, answer_words
+from steepen.report.summary import SummaryRow
 from steepen.results.render import formatted_rows, numeric_columns
+from steepen.results.table import columns_of
 from steepen.runs.record import RunRecord
 from steepen.studies.answer import Series, StudyVerdict, Table
 from steepen.utils.formatting import format_value, is_number
@@ -131,10 +131,8 @@ class _Page:
         study = content.study
         answer = study.answer
         figures = [self.figure(figure) for figure in content.figures]
-        verdicts = {answer_words(judged): self.verdict(judged) for judged in primary_verdicts(answer)}
-        tables = [(content.table_id(i), table) for i, table in enumerate(content.tables)]
-        summary = self.table(*tables[0], verdicts) if content.summarized else None
-        rest = [self.table(*pair) for pair in tables[content.summarized :]]
+        tables = [self.table(content.table_id(i), table) for i, table in enumerate(content.tables)]
+        summary = self.summary(tables.pop(0), content.summary) if content.summary else None
         contents = [(f"{figure.id}", figure.title) for figure in content.figures]
         return {
             "id": content.id,
@@ -150,12 +148,12 @@ class _Page:
                     "shade": self.colour_class(arm_colour(judged.arm)),
                     "more": [self.prose(line) for line in judged.verdict.what_would_change],
                 }
-                for judged in primary_verdicts(answer)
+                for judged in answer.primary_verdicts
             ],
-            "others": [self.verdict(judged) for judged in secondary_verdicts(answer)],
+            "others": [self.verdict(judged) for judged in answer.verdicts if not judged.primary],
             "findings": [self.prose(finding) for finding in answer.findings],
             "figures": [made for made in figures if not made["lead"]],
-            "tables": rest,
+            "tables": tables,
             "contents": contents,
             "samples": self.samples(study),
             "method": [self.prose(sentence) for sentence in answer.method],
@@ -213,10 +211,15 @@ class _Page:
             "files": self.links.get(figure.id, ()),
         }
 
-    def table(
-        self, name: str, table: Table, verdicts: Mapping[str, dict[str, Any]] | None = None
-    ) -> dict[str, Any]:
-        """A table; each cell has its HTML, its class and its sort key, or the verdict it states."""
+    def summary(self, made: dict[str, Any], rows: Sequence[SummaryRow]) -> dict[str, Any]:
+        """The summary's table, with verdicts in place of the words that state them."""
+        place = list(columns_of(SummaryRow)).index("answer")
+        for cells, row in zip(made["rows"], rows, strict=True):
+            cells[place]["verdict"] = None if row.judged is None else self.verdict(row.judged)
+        return made
+
+    def table(self, name: str, table: Table) -> dict[str, Any]:
+        """A table; each cell has its HTML, its class and its sort key."""
         rows = [
             [
                 self.cell(raw, text, arm=i == table.arm_column)
@@ -224,10 +227,6 @@ class _Page:
             ]
             for row, texts in zip(table.rows, formatted_rows(table), strict=True)
         ]
-        for row in rows:
-            cell = row[ANSWER_COLUMN] if verdicts and len(row) > ANSWER_COLUMN else {}
-            if verdicts and cell["sort"] in verdicts:
-                cell["verdict"] = verdicts[cell["sort"]]
         return {
             "id": name,
             "title": table.title,

@@ -46,9 +46,7 @@ def page_panels(
             wide = WIDE_INCHES if is_wide(panel) else wide
             tall = max(tall, 0.6 + 0.17 * len(panel.y.names))
             figure = new_figure(wide, tall)
-            drawn = draw_panel(
-                figure.add_subplot(), panel, curves, limits, inches=(wide, tall), mathtext=False
-            )
+            drawn = draw_panel(figure.add_subplot(), panel, curves, limits, inches=(wide, tall))
             drawn.axes.minorticks_off()
             figure.draw_without_rendering()
             figure.set_layout_engine(None)

@@ -3,77 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from steepen.report.axis_limits import can_show, shown_points
 from steepen.report.colours import NEUTRAL
-from steepen.studies.answer import Panel
+from steepen.results.panel import Panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Box = tuple[float, float, float, float]  # left, bottom, right, top in fractions of the axes
 SAMPLES = 24  # places on each segment of a line that a label should not cover
-DOTTED: Any = (0, (1, 1.6))
+GAP = 0.012  # between a line and its label
+# Places along a line, the usual one first, and which part of the label is there: its end, start or middle.
+PLACES = ((0.99, 1.0), (0.01, 0.0), (0.5, 0.5), (0.3, 0.5), (0.7, 0.5), (0.85, 0.5), (0.15, 0.5))
+ALIGN = {"ha": {0.0: "left", 0.5: "center", 1.0: "right"}, "va": {0.0: "bottom", 0.5: "center", 1.0: "top"}}
 
 
 def draw_reference_lines(axes: Axes, panel: Panel, inches: tuple[float, float], font: float) -> None:
     """Draw `panel.lines` behind its series, which are drawn already; ids are `r0`, `r0-t`, `r1` …"""
-    covered = _covered(axes, panel)
-    used: list[Box] = []
+    covered, used = _covered(axes, panel), list[Box]()
     letter = 0.85 * font / 72  # inches
+    style: dict[str, Any] = {"color": NEUTRAL.light, "lw": 0.6, "ls": (0, (1, 1.6)), "zorder": 1}
     for i, (direction, value, text) in enumerate(panel.lines):
         if not can_show(value, panel.x if direction == "x" else panel.y):
             continue
-        style: dict[str, Any] = {"color": NEUTRAL.light, "lw": 0.6, "ls": DOTTED, "zorder": 1, "gid": f"r{i}"}
-        (axes.axvline if direction == "x" else axes.axhline)(value, **style)
-        if not text:
-            continue
+        (axes.axvline if direction == "x" else axes.axhline)(value, gid=f"r{i}", **style)
         size = (0.5 * letter * len(text) / (0.8 * inches[0]), 1.25 * letter / (0.75 * inches[1]))
-        place = axes.transLimits.transform(
-            axes.transScale.transform((value, axes.get_ylim()[0]) if direction == "x"
-                                      else (axes.get_xlim()[0], value))
-        )  # fmt: skip
-        at = float(place[0 if direction == "x" else 1])
-        x, y, ha, va, box = min(
-            _candidates(direction, at, size), key=lambda found: _cost(found[-1], covered, used)
-        )
-        used.append(box)
-        axes.annotate(
-            text, (x, y), xycoords="axes fraction", ha=ha, va=va, fontsize=0.85 * font, color=NEUTRAL.light,
-            parse_math=False, gid=f"r{i}-t", annotation_clip=False, zorder=3.5,
-        )  # fmt: skip
-
-
-Candidate = tuple[float, float, str, str, Box]
-
-
-def _candidates(direction: Literal["x", "y"], at: float, size: tuple[float, float]) -> list[Candidate]:
-    """Places of a label beside a line at a fraction of the axes, the usual one first."""
-    wide, tall = size
-    gap = 0.012
-    found: list[Candidate] = []
-    if direction == "y":
-        for y, va in ((at + gap, "bottom"), (at - gap, "top")):
-            low = y if va == "bottom" else y - tall
-            for x, ha in (
-                (0.995, "right"),
-                (0.005, "left"),
-                (0.5, "center"),
-                (0.3, "center"),
-                (0.7, "center"),
-            ):
-                left = x - wide * {"right": 1.0, "left": 0.0, "center": 0.5}[ha]
-                found.append((x, y, ha, va, (left, low, left + wide, low + tall)))
-        return found
-    for x, ha in ((at + gap, "left"), (at - gap, "right")):
-        left = x if ha == "left" else x - wide
-        for y, va in ((0.985, "top"), (0.015, "bottom"), *((0.1 * i, "bottom") for i in range(8, 0, -1))):
-            low = y - tall if va == "top" else y
-            found.append((x, y, ha, va, (left, low, left + wide, low + tall)))
-    return found
+        ends = (value, axes.get_ylim()[0]) if direction == "x" else (axes.get_xlim()[0], value)
+        at = float(axes.transLimits.transform(axes.transScale.transform(ends))["xy".index(direction)])
+        boxes: dict[Box, tuple[float, float, float, float]] = {}
+        for across, side in ((at + GAP, 0.0), (at - GAP, 1.0)):
+            for along, part in PLACES:
+                x, y, fx, fy = (
+                    (across, along, side, part) if direction == "x" else (along, across, part, side)
+                )
+                left, low = x - size[0] * fx, y - size[1] * fy
+                boxes[left, low, left + size[0], low + size[1]] = (x, y, fx, fy)
+        if text:
+            used.append(min(boxes, key=lambda box: _cost(box, covered, used)))
+            x, y, fx, fy = boxes[used[-1]]
+            axes.annotate(
+                text, (x, y), xycoords="axes fraction", ha=ALIGN["ha"][fx], va=ALIGN["va"][fy], zorder=3.5,
+                fontsize=0.85 * font, color=NEUTRAL.light, parse_math=False, gid=f"r{i}-t",
+                annotation_clip=False,
+            )  # fmt: skip
 
 
 def _cost(box: Box, covered: np.ndarray, used: Sequence[Box]) -> float:
@@ -93,11 +69,9 @@ def _covered(axes: Axes, panel: Panel) -> np.ndarray:
         shown = shown_points(series, panel)
         if not shown or series.kind == "band":
             continue
-        data = np.array([(series.x[i], series.y[i]) for i in shown])
-        if series.low and series.high and not panel.y.names:
-            ends = [(series.x[i], end[i]) for end in (series.low, series.high) for i in shown]
-            data = np.concatenate([data, np.array(ends)])
-        places = axes.transLimits.transform(axes.transScale.transform(data))
+        ends = (series.low, series.high) if series.low and series.high and not panel.y.names else ()
+        data = [(series.x[i], y[i]) for y in (series.y, *ends) for i in shown]
+        places = axes.transLimits.transform(axes.transScale.transform(np.array(data)))
         if series.kind == "line" and len(places) > 1:
             steps = np.linspace(0, 1, SAMPLES)[:, None, None]
             places = (places[:-1] + steps * (places[1:] - places[:-1])).reshape(-1, 2)

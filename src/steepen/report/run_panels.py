@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from steepen.laws.fits.compute_law import ArmLaw
-from steepen.report.colours import arm_key
 from steepen.report.curves import ladder_title
-from steepen.report.summary import runs_of_ladders
+from steepen.report.summary import ladder_laws
 from steepen.runs.metrics import read_metrics
 from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory
 from steepen.studies.answer import Answer, Axis, Panel, Series, StudyFit, Table
+from steepen.studies.cells import table_of
 from steepen.studies.plotting import line, points
 
 CURVE_POINTS = 60  # means of equal numbers of steps, after the first ones
@@ -100,58 +100,43 @@ def _curve(record: RunRecord, directory: Path | None) -> tuple[tuple[float, ...]
     )
 
 
-def residual_panel(answer: Answer, records: Sequence[RunRecord], titles: dict[str, str]) -> Panel | None:
-    """Loss minus law of every run of every ladder, against compute; None without laws of compute."""
+def residual_panels(answer: Answer, records: Sequence[RunRecord], titles: dict[str, str]) -> list[Panel]:
+    """Loss minus law of every run of every ladder, against compute; [] without laws of compute."""
     series: list[Series] = []
     scatter: list[str] = []
-    for one, law, own in _ladders(answer, records):
-        misses = [r.validation_loss - float(law.predict(r.flops)) for r in own]
-        series.append(
-            Series(
-                one.arm, "points", tuple(r.flops for r in own), tuple(misses), arm=one.arm,
-                variant=one.variant, runs=tuple(r.run for r in own),
-            )
-        )  # fmt: skip
-        title = ladder_title(one.arm, one.variant, titles)
-        scatter.append(f"{title} {_residual_sd(misses):.2g}")
-    if not series:
-        return None
-    return Panel(
-        "Residuals of the laws",
-        Axis("training compute (FLOPs)", "log"),
-        Axis("loss − law (nats per token)"),
-        tuple(series),
-        lines=(("y", 0.0, ""),),
-        caption=f"Standard deviations: {', '.join(scatter)}.",
-    )
+    for one, misses in _misses(answer, records):
+        own = [record for record in records if record.run in misses]
+        x, y = tuple(r.flops for r in own), tuple(misses[r.run] for r in own)
+        fields: dict[str, Any] = {"arm": one.arm, "variant": one.variant, "runs": tuple(r.run for r in own)}
+        series.append(Series(one.arm, "points", x, y, **fields))
+        scatter.append(f"{_title(one, titles)} {_residual_sd(y):.2g}")
+    axes = Axis("training compute (FLOPs)", "log"), Axis("loss − law (nats per token)")
+    caption = f"Standard deviations: {', '.join(scatter)}."
+    panel = Panel("Residuals of the laws", *axes, tuple(series), (("y", 0.0, ""),), caption)
+    return [panel] if series else []
 
 
-def scatter_table(answer: Answer, records: Sequence[RunRecord], titles: dict[str, str]) -> Table | None:
-    """Runs and scatter about its law of every ladder; None without laws of compute."""
-    rows: list[tuple[object, ...]] = []
-    for one, law, own in _ladders(answer, records):
-        misses = {r.run: r.validation_loss - float(law.predict(r.flops)) for r in own}
+def scatter_tables(answer: Answer, records: Sequence[RunRecord], titles: dict[str, str]) -> list[Table]:
+    """Runs and scatter about its law of every ladder; [] without laws of compute."""
+    rows: list[dict[str, Any]] = []
+    for one, misses in _misses(answer, records):
         worst = max(misses, key=lambda run: abs(misses[run]))
         by_rung: dict[int, list[float]] = {}
-        for record in own:
+        for record in (record for record in records if record.run in misses):
             by_rung.setdefault(record.spec.shape.depth, []).append(record.validation_loss)
-        seeds = [_deviations(losses) for losses in by_rung.values() if len(losses) > 1]
-        squares, degrees = sum(s for s, _ in seeds), sum(d for _, d in seeds)
-        rows.append(
-            (
-                ladder_title(one.arm, one.variant, titles), len(own), _residual_sd([*misses.values()]),
-                math.sqrt(squares / degrees) if degrees else None, misses[worst], worst,
-            )
-        )  # fmt: skip
-    if not rows:
-        return None
-    return Table(
-        "Scatter about the laws",
-        ("arm", "runs", "residual sd", "sd between seeds", "largest residual", "run"),
-        tuple(rows),
-        "In nats per token. A residual sd far above that between seeds means that the law does not fit.",
-        arm_column=0,
-    )
+        squares = sum(sum((loss - fmean(losses)) ** 2 for loss in losses) for losses in by_rung.values())
+        degrees = sum(len(losses) - 1 for losses in by_rung.values())
+        rows.append({
+            "arm": _title(one, titles), "runs": len(misses), "residual sd": _residual_sd([*misses.values()]),
+            "sd between seeds": math.sqrt(squares / degrees) if degrees else None,
+            "largest residual": misses[worst], "run": worst,
+        })  # fmt: skip
+    caption = "In nats per token. A residual sd far above that between seeds means that the law does not fit."
+    return [table_of("Scatter about the laws", rows, caption, arm_column=0)] if rows else []
+
+
+def _title(one: StudyFit, titles: dict[str, str]) -> str:
+    return ladder_title(one.arm, one.variant, titles)
 
 
 def _residual_sd(misses: Sequence[float]) -> float:
@@ -159,22 +144,12 @@ def _residual_sd(misses: Sequence[float]) -> float:
     return math.sqrt(sum(miss**2 for miss in misses) / max(1, len(misses) - 2))
 
 
-def _deviations(losses: Iterable[float]) -> tuple[float, int]:
-    """Sum of squares about the mean, and degrees of freedom."""
-    values = list(losses)
-    mean = fmean(values)
-    return sum((value - mean) ** 2 for value in values), len(values) - 1
-
-
-def _ladders(answer: Answer, records: Sequence[RunRecord]) -> list[tuple[StudyFit, ArmLaw, list[RunRecord]]]:
-    """Every law of loss against FLOPs (the joint fit's, if there are two), with the runs of its ladder."""
-    runs = runs_of_ladders(answer)
-    found: dict[tuple[str, str, str], tuple[StudyFit, ArmLaw, list[RunRecord]]] = {}
-    for one in answer.fits:
-        if not isinstance(one.fit, ArmLaw) or one.quantity != "loss" or one.against.lower() != "flops":
-            continue
-        key = (arm_key(one.arm), one.variant, one.part)
-        own = [record for record in records if record.run in runs.get(key[:2], ())]
-        if own and (key not in found or one.method == "joint"):
-            found[key] = (one, one.fit, own)
-    return list(found.values())
+def _misses(answer: Answer, records: Sequence[RunRecord]) -> list[tuple[StudyFit, dict[str, float]]]:
+    """Every ladder's law, and by run how far its loss is from it."""
+    found: list[tuple[StudyFit, dict[str, float]]] = []
+    for one in ladder_laws(answer):
+        assert isinstance(one.fit, ArmLaw)
+        own = [record for record in records if record.run in one.runs]
+        misses = {r.run: r.validation_loss - float(one.fit.predict(r.flops)) for r in own}
+        found += [(one, misses)] if misses else []
+    return found

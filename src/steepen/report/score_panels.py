@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from steepen.evaluation.core.suite import FILTERED_OUT
+from steepen.evaluation.forecast import Forecast
+from steepen.evaluation.scored_runs import PassesAtTestTime
 from steepen.report.colours import ARM_COLOURS, arm_key
 from steepen.report.figure import save_panels
+from steepen.results.panel import Lines
 from steepen.studies.answer import Axis, Panel, Series
 from steepen.studies.plotting import line, points
-
-if TYPE_CHECKING:
-    from steepen.evaluation.forecast import Forecast
+from steepen.studies.scores.score_forecasts import Scope, core_panel
+from steepen.studies.scores.score_ladders import passes_curve
 
 KIND_NAMES = {
     "schema": "schema",
@@ -115,11 +116,8 @@ def passes_panel(results: Mapping[str, Mapping[str, Any]]) -> Panel:
     """L(k) − L(K trained) against k for one or more checkpoints, a star at each trained K."""
     series: list[Series] = []
     for name, curve in results.items():
-        fields = _colour(name)
-        series.append(line(name, curve["passes"], curve["differences"], **fields))
-        series.append(points(name, curve["passes"], curve["differences"], **fields))
-        star: dict[str, Any] = {"marker": "star", "note": "trained", **fields}
-        series.append(points(name, [curve["trained"]], [0.0], **star))
+        passes = PassesAtTestTime(curve["trained"], tuple(curve["passes"]), tuple(curve["differences"]))
+        series += passes_curve(name, passes, **_colour(name))
     return Panel(
         "Passes at test time",
         Axis("core passes k at test time"),
@@ -131,42 +129,11 @@ def passes_panel(results: Mapping[str, Mapping[str, Any]]) -> Panel:
 
 def forecast_panel(forecast: Forecast) -> Panel:
     """Score against compute: measured and held-out runs, the forecast, and where it reaches references."""
-    computes = [run.flops for runs in forecast.runs.values() for run in runs]
-    flops = np.geomspace(min(computes), max([*forecast.targets, 10 * max(computes)]), 120)
-    series: list[Series] = []
-    for name, runs in forecast.runs.items():
-        held = forecast.held_out.get(name, [])
-        shown = [run for run in runs if run not in held]
-        fields = _colour(name)
-        score, last = forecast.fit.predict(name, flops), max(run.flops for run in shown)
-        edge = int((flops <= last).sum())
-        beyond = slice(max(0, edge - 1), None)
-        series.append(line(name, flops[:edge], score[:edge], role="fit", **fields))
-        series.append(
-            line(name, flops[beyond], score[beyond], role="extrapolated", style="dashed", note="forecast",
-                 **fields)
-        )  # fmt: skip
-        square: dict[str, Any] = {"role": "held_out", "marker": "square", "filled": False, **fields}
-        for measured, look in ((shown, fields), (held, square)):
-            if measured:
-                x, names = [run.flops for run in measured], [run.run for run in measured]
-                series.append(points(name, x, map(forecast.score, measured), names, **look))
-        reached = [(forecast.fit.compute_for(name, v), v) for v in forecast.references.values()]
-        inside = [(at, value) for at, value in reached if flops[0] <= at <= flops[-1]]
-        if inside:
-            x, y = zip(*inside, strict=True)
-            series.append(points(name, x, y, marker="star", note="reaches a reference", **fields))
-    tasks = len(forecast.tasks)
-    return Panel(
-        "Forecast",
-        Axis("training compute (FLOPs)", "log"),
-        Axis("CORE" if forecast.is_core else f"mean centred accuracy of {tasks} tasks"),
-        tuple(series),
-        lines=(
-            *(("y", value, name) for name, value in forecast.references.items()),
-            *(("x", target, "target") for target in forecast.targets[-1:]),
-        ),
-    )
+    farthest = max([*forecast.targets, *(10 * run.flops for one in forecast.series for run in one.runs)])
+    label = "CORE" if forecast.is_core else f"mean centred accuracy of {len(forecast.tasks)} tasks"
+    panel = core_panel(forecast, Scope(farthest, held=forecast.held_out))
+    targets: Lines = tuple(("x", at, "target") for at in forecast.targets[-1:])
+    return replace(panel, title="Forecast", y=Axis(label), lines=(*panel.lines, *targets), caption="")
 
 
 def _colour(name: str) -> dict[str, Any]:

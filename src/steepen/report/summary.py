@@ -3,62 +3,71 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
 
+from steepen.laws.fits.compute_law import ArmLaw
 from steepen.laws.verdict.evidence import Verdict
 from steepen.laws.verdict.multipliers import Multiplier
 from steepen.report.colours import arm_key
 from steepen.report.curves import ladder_title
-from steepen.report.select_verdicts import primary_verdicts
+from steepen.results.table import Column, Table, columns_of, table_of
 from steepen.runs.record import RunRecord
-from steepen.studies.answer import Answer, StudyVerdict, Table
+from steepen.studies.answer import Answer, StudyFit, StudyVerdict
+from steepen.utils.json_io import json_safe
 
-ANSWER_COLUMN = 1
+
+@dataclass(frozen=True)
+class SummaryRow:
+    """One ladder: what was judged of it (nothing, of the reference), and what its runs cost."""
+
+    arm: str
+    answer: Annotated[str, Column("does the gain grow?")]
+    multiplier: Annotated[float | None, Column("multiplier (fitted)")] = None
+    low: float | None = None
+    high: float | None = None
+    at: float | None = None  # where the multiplier is
+    p_slope: Annotated[float | None, Column("p (growth)")] = None
+    training_flops: Annotated[float | None, Column("training FLOPs")] = None
+    training_hours: float | None = None
+    judged: Annotated[StudyVerdict | None, Column(shown=False)] = None
 
 
-def summary_table(answer: Answer, records: Sequence[RunRecord], titles: dict[str, str]) -> Table | None:
-    """One row per judged ladder, after the reference; None for a study without verdicts."""
-    judged = primary_verdicts(answer)
-    if not judged:
-        return None
-    runs = runs_of_ladders(answer)
-    rows: list[tuple[object, ...]] = []
-    for name in dict.fromkeys(one.verdict.reference for one in judged):
-        cost = _cost(runs.get((arm_key(name), ""), set()), records, name)
-        rows.append((ladder_title(name, "", titles), "reference", None, None, None, None, None, *cost))
-    for one in judged:
-        verdict = one.verdict
-        top = top_multiplier(verdict)
-        cost = _cost(runs.get((arm_key(one.arm), one.variant), set()), records, one.arm)
-        rows.append(
-            (
-                ladder_title(one.arm, one.variant, titles) + (f", {one.part}" if one.part else ""),
-                answer_words(one),
-                *(_finite(value) for value in (top.value, top.low, top.high, top.flops, verdict.p_slope)),
-                *cost,
-            )
-        )
-    unit = judged[0].verdict.unit
-    return Table(
-        title="Answers",
-        columns=(
-            *("arm", "does the gain grow?", "multiplier (fitted)", "low", "high"),
-            *(f"at ({unit})", "p (growth)", "training FLOPs", "training hours"),
-        ),
-        rows=tuple(rows),
-        caption=(
-            "The multiplier is the reference's cost over the arm's for the same loss by the fitted laws, at "
-            "the reference's highest rung that the arm covers, with its interval; p is that of a gain that "
-            "does not change with compute. By either: the data allow a larger exponent as well as a lower "
-            "irreducible loss. FLOPs and hours are the sums over the arm's runs in this study."
-        ),
-        arm_column=0,
+def summary_rows(answer: Answer, records: Sequence[RunRecord], titles: dict[str, str]) -> list[SummaryRow]:
+    """The references, then every judged ladder; [] for a study without verdicts."""
+    laws = {(one.arm, one.variant, one.part): one for one in ladder_laws(answer)}
+    rows: list[SummaryRow] = []
+    for name, part in dict.fromkeys((one.verdict.reference, one.part) for one in answer.primary_verdicts):
+        title = ladder_title(name, "", titles) + (f", {part}" if part else "")
+        rows.append(_with_cost(SummaryRow(title, "reference"), name, laws.get((name, "", part)), records))
+    for one in answer.primary_verdicts:
+        verdict, top = one.verdict, top_multiplier(one.verdict)
+        numbers = map(json_safe, (top.value, top.low, top.high, top.flops, verdict.p_slope))
+        title = ladder_title(one.arm, one.variant, titles) + (f", {one.part}" if one.part else "")
+        row = SummaryRow(title, answer_words(verdict), *numbers, judged=one)
+        rows.append(_with_cost(row, one.arm, laws.get((one.arm, one.variant, one.part)), records))
+    return rows
+
+
+def summary_table(rows: Sequence[SummaryRow], unit: str) -> Table:
+    """The rows as a table; `unit` is that of the multipliers' place."""
+    columns = [
+        replace(column, header=f"at ({unit})") if name == "at" else column
+        for name, column in columns_of(SummaryRow).items()
+        if column.shown
+    ]
+    caption = (
+        "The multiplier is the reference's cost over the arm's for the same loss by the fitted laws, at "
+        "the reference's highest rung that the arm covers, with its interval; p is that of a gain that "
+        "does not change with compute. By either: the data allow a larger exponent as well as a lower "
+        "irreducible loss. FLOPs and hours are the sums over the arm's runs in this study."
     )
+    return replace(table_of(rows, columns, "Answers", caption), arm_column=0)
 
 
-def answer_words(judged: StudyVerdict) -> str:
+def answer_words(verdict: Verdict) -> str:
     """A verdict's two answers: "grows (fragile: not a claim), by exponent"."""
-    verdict = judged.verdict
     words = verdict.growth + (" (fragile: not a claim)" if verdict.fragile else "")
     if verdict.by_what:
         words += f", by {verdict.by_what}" + (" (fragile: not a claim)" if verdict.by_what_fragile else "")
@@ -72,23 +81,21 @@ def top_multiplier(verdict: Verdict) -> Multiplier:
     return max(inside, key=lambda one: one.flops, default=law)
 
 
-def runs_of_ladders(answer: Answer) -> dict[tuple[str, str], set[str]]:
-    """The runs of every (arm, variant), from the series that show them."""
-    found: dict[tuple[str, str], set[str]] = {}
-    for panel in answer.panels:
-        for series in panel.series:
-            if series.arm is not None and series.runs:
-                found.setdefault((arm_key(series.arm), series.variant), set()).update(series.runs)
-    return found
+def ladder_laws(answer: Answer) -> list[StudyFit]:
+    """The law of loss against FLOPs of every ladder, the joint fit's where there are two."""
+    found: dict[tuple[str, str, str], StudyFit] = {}
+    for one in answer.fits:
+        key = (arm_key(one.arm), one.variant, one.part)
+        of_compute = isinstance(one.fit, ArmLaw) and one.quantity == "loss" and one.against.lower() == "flops"
+        if of_compute and (key not in found or one.method == "joint"):
+            found[key] = one
+    return list(found.values())
 
 
-def _cost(runs: set[str], records: Sequence[RunRecord], arm: str) -> tuple[float | None, float | None]:
-    """FLOPs and hours of training of some runs, or of all runs of an arm."""
-    own = [r for r in records if (r.run in runs if runs else arm_key(r.spec.arm.name) == arm_key(arm))]
+def _with_cost(row: SummaryRow, arm: str, law: StudyFit | None, records: Iterable[RunRecord]) -> SummaryRow:
+    """The row with FLOPs and hours of training of a ladder's runs; without its law, of the arm's."""
+    own = [r for r in records if (r.spec.arm.name == arm if law is None else r.run in law.runs)]
     if not own:
-        return None, None
-    return sum(r.flops for r in own), sum(r.seconds_training for r in own) / 3600
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+        return row
+    hours = sum(record.seconds_training for record in own) / 3600
+    return replace(row, training_flops=sum(record.flops for record in own), training_hours=hours)

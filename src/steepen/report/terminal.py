@@ -11,7 +11,6 @@ from rich.text import Text
 from steepen.laws.hypotheses.nested_models import Growth
 from steepen.report.colours import ARM_TITLES, arm_colour, arm_key
 from steepen.report.curves import ladder_title
-from steepen.report.select_verdicts import primary_verdicts
 from steepen.results.render import formatted_rows, numeric_columns
 from steepen.studies.answer import Answer, Table
 from steepen.utils.console import SafeConsole
@@ -36,7 +35,7 @@ def print_answer(answer: Answer, console: Console | None = None) -> None:
     console = console or SafeConsole()
     _print(console, Text(answer.question, style="bold"))
     console.print()
-    for judged in primary_verdicts(answer):
+    for judged in answer.primary_verdicts:
         verdict = judged.verdict
         line = _arm(judged.arm, judged.variant)
         line.append(" ")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 Scale = Literal["linear", "log"]
 Role = Literal[
@@ -58,6 +58,9 @@ class Series:
     texts: tuple[str, ...] = ()  # what each point is, shown on hover: "hellaswag", "d12"
 
 
+Lines: TypeAlias = tuple[tuple[Literal["x", "y"], float, str], ...]  # across x or y, at a value, with a label
+
+
 @dataclass(frozen=True)
 class Panel:
     """One set of axes. `lines` are labelled vertical or horizontal reference lines.
@@ -70,7 +73,7 @@ class Panel:
     x: Axis
     y: Axis
     series: tuple[Series, ...]
-    lines: tuple[tuple[Literal["x", "y"], float, str], ...] = ()
+    lines: Lines = ()
     caption: str = ""
     group: str = ""
     columns: int = 0

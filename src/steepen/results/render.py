@@ -64,13 +64,13 @@ def to_csv(table: Table) -> str:
     return text.getvalue()
 
 
+# Also full-width characters, and after the delimiters of other locales, where a new cell would begin.
+_FORMULA = re.compile(r"(?:^|(?<=[;\t\r\n]))(?=\s*[=+\-@＝＋－＠]|[\t\r])")
+
+
 def no_formula(value: Any) -> Any:
     """Text that a spreadsheet would take for a formula, with an apostrophe before it."""
-    return (
-        f"'{value}"
-        if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-        else value
-    )
+    return _FORMULA.sub("'", value) if isinstance(value, str) else value
 
 
 def to_markdown(table: Table) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeAlias, TypeVar
 
 from steepen.laws.fits.compute_law import ArmLaw
 from steepen.laws.fits.drift import AffineLaw, Drift
@@ -17,10 +17,12 @@ from steepen.results.table import Table
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.utils.codec import from_builtins, to_builtins
+from steepen.utils.json_io import json_safe
 
 __all__ = [
     "Answer",
     "Axis",
+    "Draft",
     "Fit",
     "Panel",
     "Role",
@@ -30,7 +32,9 @@ __all__ = [
     "StudyFit",
     "StudyVerdict",
     "Table",
+    "Work",
 ]
+T = TypeVar("T")
 
 # JSON cannot represent these; they are written as strings inside verdicts and fits.
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -66,6 +70,7 @@ class StudyFit:
     variant: str = ""
     part: str = ""
     method: str = ""  # "joint" or "paper", where there are two
+    runs: tuple[str, ...] = ()  # hashes of the runs of a ladder that a law is fitted to
 
 
 @dataclass(frozen=True)
@@ -87,41 +92,76 @@ class Answer:
     method: tuple[str, ...] = ()  # how it was measured, one sentence each
     runs: tuple[str, ...] = field(default=())  # hashes of all its runs
 
+    @property
+    def primary_verdicts(self) -> list[StudyVerdict]:
+        """The verdicts that answer the study's question, without those beside them (per second)."""
+        return [judged for judged in self.verdicts if judged.primary]
+
     def to_dict(self) -> dict[str, Any]:
         """JSON values. NaN and infinities in verdicts and fits are "NaN", "Infinity" and "-Infinity"."""
         value = to_builtins(self)
-        for name in ("verdicts", "fits"):
-            value[name] = _encode_non_finite(value[name])
-        return value
+        return value | {name: _mapped(value[name], _encoded) for name in ("verdicts", "fits")}
 
     @staticmethod
     def from_dict(value: Any) -> Answer:
         """Inverse of `to_dict`; raises UsageError naming a wrong field."""
         if isinstance(value, dict):
             given = {str(key): item for key, item in value.items()}
-            typed = {k: _decode_non_finite(given[k]) for k in ("verdicts", "fits") if k in given}
-            value = {**given, **typed}
+            value = given | {k: _mapped(given[k], _decoded) for k in ("verdicts", "fits") if k in given}
         return from_builtins(Answer, value, "answer")
 
 
-# A study yields a batch of specs and is sent their records, in the same order, until it returns its answer.
+# A part of a study yields a batch of specs and is sent their records, in the same order, until it returns.
 # A record is None if the run diverged and the study accepts that as a result.
-Study: TypeAlias = Generator[Sequence[RunSpec], Sequence[RunRecord | None], Answer]
+Work: TypeAlias = Generator[Sequence[RunSpec], Sequence[RunRecord | None], T]
+Study: TypeAlias = Work[Answer]
 
 
-def _encode_non_finite(value: Any) -> Any:
+@dataclass
+class Draft:
+    """An answer in the making: the parts of a study, its arms and its stages add to one."""
+
+    findings: list[str] = field(default_factory=list[str])
+    values: dict[str, Any] = field(default_factory=dict[str, Any])
+    verdicts: list[StudyVerdict] = field(default_factory=list[StudyVerdict])
+    fits: list[StudyFit] = field(default_factory=list[StudyFit])
+    recipes: list[RecipeFile] = field(default_factory=list[RecipeFile])
+    panels: list[Panel] = field(default_factory=list[Panel])
+    tables: list[Table] = field(default_factory=list[Table])
+    warnings: list[str] = field(default_factory=list[str])
+    cautions: list[str] = field(default_factory=list[str])
+    method: list[str] = field(default_factory=list[str])
+    runs: list[str] = field(default_factory=list[str])
+
+    def add(self, other: Draft | Answer, part: str = "") -> None:
+        """Append what another has found; verdicts and fits are marked with the part they belong to."""
+        for one in fields(self):
+            own, added = getattr(self, one.name), getattr(other, one.name)
+            if isinstance(own, dict):
+                own.update({part: added} if part else added)
+            else:
+                marked = part and one.name in ("verdicts", "fits")
+                own.extend(replace(item, part=part) for item in added) if marked else own.extend(added)
+
+    def answer(self, study: str, question: str, section: str) -> Answer:
+        """The finished answer: every run once, without tables that have no rows."""
+        lists = {one.name: tuple(getattr(self, one.name)) for one in fields(self) if one.name != "values"}
+        lists["tables"] = tuple(table for table in self.tables if table.rows)
+        lists |= {name: tuple(dict.fromkeys(lists[name])) for name in ("cautions", "runs")}
+        return Answer(study, question, section, values=json_safe(self.values), **lists)
+
+
+def _mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
     if isinstance(value, dict):
-        return {key: _encode_non_finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_encode_non_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
+        return {key: _mapped(item, leaf) for key, item in value.items()}
+    return [_mapped(item, leaf) for item in value] if isinstance(value, list) else leaf(value)
 
 
-def _decode_non_finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _decode_non_finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_decode_non_finite(item) for item in value]
+def _encoded(value: Any) -> Any:
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _decoded(value: Any) -> Any:
     return NON_FINITE.get(value, value) if isinstance(value, str) else value

@@ -68,6 +68,10 @@ class StudyContext:
             return self.preset.at_own_scale(self.choice.of(arm))
         return self.choice.at_tpp(self.preset.recipe(arm))
 
+    def constant_recipe(self, arm: Arm) -> Recipe:
+        """The arm's recipe with one learning rate for all sizes, as sweeps use it."""
+        return replace(self.recipe(arm), learning_rate_exponent=0.0)
+
     def with_recipe(self, arm: Arm, recipe: Recipe) -> StudyContext:
         """The context with another recipe for one arm."""
         return replace(self, recipes={**self.recipes, arm.name: recipe})
@@ -141,12 +145,16 @@ class StudyContext:
         # One epoch if it suffices, so that the hash of such a run does not depend on `self.epochs`.
         if planned.steps <= steps and epochs is None:
             data = replace(data, epochs=1)
+        optimizer = optimizer or self.optimizer
+        if self.preset.embedding_precision != OptimizerConfig.embedding_precision:
+            optimizer = replace(optimizer, embedding_precision=self.preset.embedding_precision)
         return RunSpec.from_plan(
             planned,
             data,
             seed=self.seed if seed is None else seed,
-            optimizer=optimizer or self.optimizer,
+            optimizer=optimizer,
             lr_schedule=self.preset.lr_schedule,
+            options=self.preset.options,
             precision=self.preset.precision,
             validation_tokens=self.validation_tokens,
         )
@@ -178,19 +186,6 @@ def whole_validation_tokens(wanted: int, available: int, context: int, batch_tok
     return max(context, tokens // batch_tokens * batch_tokens or tokens)
 
 
-def growth_sweep_run(
-    context: StudyContext, recipe: Recipe, arm: Arm, depth: int, flops: float, rho: float
-) -> tuple[PlannedRun, float]:
-    """A run of a sweep over ρ at fixed compute, and the ρ it has: growth starts at a whole step.
-
-    ρ = 0 is the arm that the growing one starts as, under the growing arm's recipe.
-    """
-    if rho == 0:
-        return context.run_at_flops(recipe, starting_arm(arm), depth, flops), 0.0
-    planned = context.run_at_flops(recipe, arm, depth, flops, rho)
-    return planned, 1 - (planned.growth_step or 0) / planned.steps
-
-
 def starting_arm(arm: Arm) -> Arm:
     """The fixed-pass counterpart of a growing arm: untied-2 for untied-grow, which inherits its recipe."""
     if not arm.passes.grows:
@@ -214,16 +209,21 @@ def find_arms(names: Arms) -> list[Arm]:
     return found
 
 
-def loss_or_inf(record: RunRecord | None) -> float:
-    """A run's validation loss; infinite where it diverged."""
-    return float("inf") if record is None else record.validation_loss
+def find_growing_arms(names: Arms, study: str) -> list[Arm]:
+    """Arms by name, each of which must grow."""
+    found = find_arms(names)
+    for arm in found:
+        if not arm.passes.grows:
+            raise UsageError(f"{study} needs a growing arm, e.g. untied-grow; {arm.name} does not grow.")
+    return found
 
 
-def kl_depth_of_record(record: RunRecord | None) -> float | None:
-    """KL effective depth, where `steepen eval --kl-depth` has joined it to the record."""
-    if record is None or "kl_depth" not in record.evaluation:
-        return None
-    return float(record.evaluation["kl_depth"]["depth"])
+def find_one_arm(names: Arms, study: str) -> Arm:
+    """The arm of a study that works on one at a time."""
+    found = find_arms(names)
+    if len(found) != 1:
+        raise UsageError(f"{study} works on one arm at a time; give a single one with `arms`.")
+    return found[0]
 
 
 def require_all_finished(specs: Sequence[RunSpec], records: Sequence[RunRecord | None]) -> list[RunRecord]:

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 import yaml
 
-from steepen.errors import UsageError
+from steepen.errors import UsageError, nearest, show
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
+from steepen.model.config import ModelOptions
 from steepen.model.shape import SizeRule
-from steepen.optim.config import LRScheduleConfig
+from steepen.optim.config import EmbeddingPrecision, LRScheduleConfig
 from steepen.recipe.flops import FlopCount
-from steepen.recipe.hyperparameters import PAPER_CODES, Hyperparameters
+from steepen.recipe.hyperparameters import Hyperparameters, full_name
 from steepen.recipe.paper_tables import recipe_of
 from steepen.recipe.recipe import Recipe
 from steepen.runs.spec import Precision
-from steepen.studies.grids import MAX_DEPTH, Grids, require_depths, require_unique
-from steepen.utils.codec import from_builtins
+from steepen.studies.grids import Depths, Grids
+from steepen.utils.codec import Distinct, check_fields, decode, from_builtins
 from steepen.utils.files import read_text
-from steepen.utils.validate import require, require_count, require_positive
+from steepen.utils.validate import require
+from steepen.utils.values import Depth, Seed, Tokens
 from steepen.utils.yaml_io import load_yaml
 
 PRESETS_DIRECTORY = Path(__file__).parent / "presets"
@@ -31,50 +32,44 @@ ALL_ARMS = "all"
 
 @dataclass(frozen=True)
 class RecipeOverride:
-    """What a preset changes in the paper's recipe for one arm (`all`: for every arm, before its own)."""
+    """What a preset changes in the paper's recipe for one arm (`all`: for every arm, before its own).
+
+    In a file the changes stand beside the arm: `{arm: all, learning_rate: 0.16, tpp: 4}`. They are named as
+    the fields of `Hyperparameters` (or by the paper's codes) and `CHANGEABLE` ones of `Recipe`.
+    """
 
     arm: str
-    learning_rate: float | None = None
-    embedding_lr_multiplier: float | None = None
-    head_lr_multiplier: float | None = None
-    residual_multiplier: float | None = None
-    output_multiplier: float | None = None
-    injection_weight: float | None = None
-    weight_decay: float | None = None
-    embedding_init_std: float | None = None
-    init_scale: float | None = None
-    warmup_steps: int | None = None
-    warmdown_fraction: float | None = None
-    beta1: float | None = None
-    beta2: float | None = None
-    adam_eps: float | None = None
-    learning_rate_exponent: float | None = None
-    tpp: float | None = None
-    rho: float | None = None
-    ALIASES: ClassVar[Mapping[str, str]] = PAPER_CODES
+    changes: dict[str, Any] = field(default_factory=dict[str, Any], metadata={"rest": True})
+    CHANGEABLE: ClassVar[tuple[str, ...]] = ("learning_rate_exponent", "tpp", "rho")
 
     def __post_init__(self) -> None:
         if self.arm != ALL_ARMS:
             object.__setattr__(self, "arm", find_arm(self.arm).name)  # one of its names
+        recipe = get_type_hints(Recipe)
+        hints = get_type_hints(Hyperparameters) | {name: recipe[name] for name in self.CHANGEABLE}
+        given: dict[str, Any] = {}
+        for key, value in self.changes.items():
+            name, where = full_name(key), f"the preset's recipe of {self.arm}"
+            if name not in hints:
+                raise UsageError(f"{where} has no field {show(key)}; the nearest are {nearest(key, hints)}.")
+            if name in given:
+                raise UsageError(f"{where} has {name!r} twice, once as {show(key)}.")
+            if value is not None:
+                given[name] = decode(hints[name], value, f"{where}: {name}")
+        object.__setattr__(self, "changes", given)
         self.apply(recipe_of(find_arm("vanilla")))  # rejects a bad value, whichever arms are studied
 
     def apply(self, recipe: Recipe) -> Recipe:
         """The recipe with these values put in."""
-        given = {
-            f.name: value
-            for f in fields(self)
-            if f.name != "arm" and (value := getattr(self, f.name)) is not None
-        }
-        names = {f.name for f in fields(Hyperparameters)}
-        base = replace(recipe.base, **{name: value for name, value in given.items() if name in names})
-        rest = {name: value for name, value in given.items() if name not in names}
-        if "learning_rate" in given:
+        rest = {name: value for name, value in self.changes.items() if name in self.CHANGEABLE}
+        base = {name: value for name, value in self.changes.items() if name not in rest}
+        if "learning_rate" in base:
             rest["learning_rate_base"] = None  # the preset's anchor replaces the paper's for an arm
-        if "rho" in given:
+        if "rho" in rest:
             rest["growth_law"] = None
-        if "rho" in given or "tpp" in given:
+        if "rho" in rest or "tpp" in rest:
             rest["listed_rho"] = ()  # listed for the paper's own tokens per parameter
-        return replace(recipe, base=base, **rest)
+        return replace(recipe, base=replace(recipe.base, **base), **rest)
 
 
 @dataclass(frozen=True)
@@ -82,11 +77,11 @@ class ArmRungs:
     """Depths at which one arm's ladder is measured, where they differ from the preset's."""
 
     arm: str
-    depths: tuple[int, ...]
+    depths: Depths
 
     def __post_init__(self) -> None:
+        check_fields(self)
         object.__setattr__(self, "arm", find_arm(self.arm).name)
-        require_depths(self, "depths")
 
 
 @dataclass(frozen=True)
@@ -101,41 +96,35 @@ class Preset:
     context: int
     tokenizer: str  # of the data that is prepared where none is given
     source: str | None  # what is prepared then; None: data must be given, e.g. one of `suggested_data`
-    batch_tokens: int
-    base_depth: int  # where hyperparameters are tuned and the learning rate is anchored
-    base_tokens: int  # the paper's 1B tokens of stage 1 and of the fixed-token sweeps
-    rungs: tuple[int, ...]
-    arms: tuple[str, ...]
+    batch_tokens: Tokens
+    base_depth: Depth  # where hyperparameters are tuned and the learning rate is anchored
+    base_tokens: Tokens  # the paper's 1B tokens of stage 1 and of the fixed-token sweeps
+    rungs: Depths
+    arms: Annotated[tuple[str, ...], Distinct(1)]
     grids: Grids
-    base_steps: int | None = None  # exact length of those runs; None: base_tokens, rounded to steps
-    max_tokens: int | None = None  # of the source
+    base_steps: Tokens | None = None  # exact length of those runs; None: base_tokens, rounded to steps
+    max_tokens: Tokens | None = None  # of the source
     suggested_data: tuple[str, ...] = ()  # sources large enough, where `source` is None
-    seeds: tuple[int, ...] = (0,)
-    validation_tokens: int = 1_048_576
+    seeds: Annotated[tuple[Seed, ...], Distinct(1)] = (0,)
+    validation_tokens: Tokens = 1_048_576
     precision: Precision = "bf16"
     lr_schedule: LRScheduleConfig = field(default_factory=LRScheduleConfig)
+    options: ModelOptions = field(default_factory=ModelOptions)
+    # fp32: weight decay reaches rare rows too; bf16, as the authors store it, rounds their decay away.
+    embedding_precision: EmbeddingPrecision = "fp32"
     sweep_flops: FlopCount = "total"  # what budgets of sweeps count; the paper's leave attention out
     recipes: tuple[RecipeOverride, ...] = ()
     arm_rungs: tuple[ArmRungs, ...] = ()
     reference: str = "vanilla"
-    sample_every: int | None = None  # steps between texts that every run generates while it trains
+    sample_every: Tokens | None = None  # steps between texts that every run generates while it trains
     sample_prompts: tuple[str, ...] = ()  # what they continue; none: the start of a document
 
     def __post_init__(self) -> None:
-        for name in ("sample_every", "base_steps", "max_tokens"):
-            require_count("Preset", name, getattr(self, name))
-        require_positive(self, ("batch_tokens", "base_tokens", "validation_tokens"))
-        require_positive(self, ("base_depth",), MAX_DEPTH)
+        check_fields(self)
         self.size_rule(128)  # rejects a bad aspect, head or context
-        require(
-            self.batch_tokens % self.context == 0, "Preset", "batch_tokens", self.batch_tokens,
-            f"a multiple of the context ({self.context})",
-        )  # fmt: skip
-        for name in ("rungs", "seeds", "arms"):
-            require_unique(self, name)
-        require_depths(self, "rungs")
-        inside = all(0 <= seed < 2**63 for seed in self.seeds)
-        require(inside, "Preset", "seeds", self.seeds, "from 0 to 2^63 − 1")
+        whole = self.batch_tokens % self.context == 0
+        accepted = f"a multiple of the context ({self.context})"
+        require(whole, "Preset", "batch_tokens", self.batch_tokens, accepted)
         for arm in (*self.arms, self.reference):
             find_arm(arm)
 

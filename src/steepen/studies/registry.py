@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -143,6 +143,17 @@ def find_study(study: str | Callable[..., Study]) -> StudyEntry:
             "(`steepen study --help` lists all). A custom study is named module:function."
         )
     return STUDIES[key]
+
+
+def choose_parts(study: str, parts: Sequence[str], default: Sequence[str] = ()) -> list[str]:
+    """The parts of a study that are asked for, in its order; without any, its default ones, or all."""
+    known = STUDIES[study].parts
+    for part in parts:
+        if part not in known:
+            raise UsageError(
+                f"`parts` names {part!r}, which {study} lacks; the nearest are {nearest(part, known)}."
+            )
+    return [part for part in known if part in (parts or default or known)]
 
 
 def _flag(option: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -11,6 +11,7 @@ from steepen.recipe.flops import compute_active_parameters, flops_per_token, sto
 from steepen.runs.record import Parameters, RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.answer import Answer, Study
+from steepen.studies.driver.run_concurrently import lead
 
 LossFunction = Callable[[RunSpec], float]
 FLOPS_PER_SECOND = 1e10  # of the simulated runs
@@ -99,13 +100,12 @@ class Formula:
 
     def answer(self, study: Study) -> Answer:
         """Drive a study to its answer."""
-        try:
-            specs = list(next(study))
-            while True:
-                self.batches.append(specs)
-                specs = list(study.send([self._record(spec) for spec in specs]))
-        except StopIteration as end:
-            return end.value
+
+        def records(specs: Sequence[RunSpec]) -> list[RunRecord | None]:
+            self.batches.append(list(specs))
+            return [self._record(spec) for spec in specs]
+
+        return lead(study, records)
 
     def _record(self, spec: RunSpec) -> RunRecord | None:
         loss = self.loss(spec)

@@ -2,44 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from steepen.errors import UsageError
 from steepen.laws.fits.drift import AffineLaw, fit_affine
-from steepen.laws.fits.vertex import Vertex, find_vertex
 from steepen.model.arm import Arm
 from steepen.recipe.flops import compute_active_parameters
 from steepen.recipe.growth_law import GrowthLaw
-from steepen.recipe.recipe import Recipe
 from steepen.recipe.recipe_file import RecipeFile
-from steepen.studies.answer import Answer, Axis, Panel, Series, Study, StudyFit, Table
-from steepen.studies.context import Arms, StudyContext, find_arms, growth_sweep_run, loss_or_inf
-from steepen.studies.driver.run_concurrently import RunGenerator, run_concurrently
-from steepen.studies.plotting import family_curve, line, points, sweep_series
-from steepen.utils.json_io import json_safe
+from steepen.studies.answer import Axis, Draft, Panel, Series, Study, StudyFit
+from steepen.studies.cells import Cells, Plan, measure, plan_grid, table
+from steepen.studies.context import Arms, StudyContext, find_growing_arms
+from steepen.studies.plotting import family_curve, line, points, sweep_curves
+from steepen.studies.sweeps import Optima, Optimum, find_optima, growth_sweep_run, vertices_by
 
 SECTION = "Appendix A.2.3, Choosing the Growth Target and Transition"
-
-
-@dataclass(frozen=True)
-class RhoSweep:
-    """One depth and budget: its sweep of ρ, and the optimum."""
-
-    depth: int
-    tpp: float  # without growth
-    rho: tuple[float, ...]
-    losses: tuple[float, ...]
-    runs: tuple[str, ...]
-    vertex: Vertex
-    full_expansion: float  # E_4/E_2
-
-    @property
-    def expansion(self) -> float:
-        """E_ρ*/E_2."""
-        return 1 + self.vertex.x * (self.full_expansion - 1)
 
 
 def growth_timing(context: StudyContext, *, arms: Arms = ()) -> Study:
@@ -49,129 +27,75 @@ def growth_timing(context: StudyContext, *, arms: Arms = ()) -> Study:
     ρ give ρ*; the tokens per parameter at the optimum against those without growth follow a line, whose
     coefficients (a, b) are the growth law a recipe uses.
     """
+    chosen = find_growing_arms(arms or ("loop-grow", "untied-grow"), "growth-timing")
     grid = context.preset.grids.growth_timing
-    panels: list[Panel] = []
-    rows: list[tuple[object, ...]] = []
-    runs: list[str] = []
-    found: list[str] = []
-    fits: list[StudyFit] = []
-    notes: list[str] = []
-    values: dict[str, object] = {}
-    recipes: list[RecipeFile] = []
 
-    def measured(arm: Arm) -> RunGenerator:
-        if not arm.passes.grows:
-            raise UsageError(
-                f"growth-timing needs a growing arm, e.g. untied-grow; {arm.name} does not grow."
-            )
-        recipe = context.recipe(arm)
-        keys = [(d, tpp, rho) for d in grid.depths for tpp in sorted(grid.tpp) for rho in sorted(grid.rho)]
-        planned = [
-            growth_sweep_run(context, recipe, arm, d, context.flops_at_tpp(arm, d, tpp), rho)
-            for d, tpp, rho in keys
-        ]
-        specs = [context.spec(one) for one, _ in planned]
-        losses = [loss_or_inf(record) for record in (yield specs)]
-        runs.extend(spec.hash for spec in specs)
-        anchors: list[RhoSweep] = []
-        for depth in grid.depths:
-            for tpp in sorted(grid.tpp):
-                own = [i for i, key in enumerate(keys) if key[:2] == (depth, tpp) and np.isfinite(losses[i])]
-                x = [planned[i][1] for i in own]
-                if len(set(x)) < 3:
-                    notes.append(f"{arm.name} d{depth} at {tpp:g}: too few runs finished for a parabola")
-                    continue
-                y = [losses[i] for i in own]
-                vertex = find_vertex(np.array(x), np.array(y), log_x=False, log_loss=False)
-                names = tuple(specs[i].hash for i in own)
-                anchors.append(
-                    RhoSweep(depth, tpp, tuple(x), tuple(y), names, vertex, _full(context, arm, depth))
-                )
-        law = _law(anchors)
-        if law is not None:
-            recipes.append(RecipeFile(arm.name, _with_law(recipe, law, anchors), context.preset.name))
-            fits.append(StudyFit(law, "tokens per parameter with growth", "tokens per parameter", arm.name))
-        found.append(_sentence(arm.name, anchors, law))
-        panels.extend(_panels(arm.name, anchors, law))
-        rows.extend(
-            (
-                arm.name,
-                a.depth,
-                a.tpp,
-                a.vertex.x,
-                a.vertex.interior,
-                a.tpp / a.expansion,
-                a.expansion,
-                a.vertex.loss,
-            )
-            for a in anchors
-        )
-        values[arm.name] = {
-            "law": None if law is None else {"a": law.a, "b": law.b, "r_squared": law.r_squared,
-                                             "a_interval": law.a_interval, "b_interval": law.b_interval},
-            "anchors": [
-                {"depth": a.depth, "tpp": a.tpp, "rho": a.vertex.x, "interior": a.vertex.interior,
-                 "expansion": a.expansion} for a in anchors
-            ],
-        }  # fmt: skip
+    def plan(arm: Arm, depth: int, tpp: float, rho: float) -> Plan:
+        return growth_sweep_run(context, arm, depth, context.flops_at_tpp(arm, depth, tpp), rho)
 
-    yield from run_concurrently([measured(arm) for arm in find_arms(arms or ("loop-grow", "untied-grow"))])
-    return Answer(
-        study="growth-timing",
-        question="When should a network grow, at fixed size and compute?",
-        section=SECTION,
-        findings=tuple(found),
-        values=json_safe(values),
-        fits=tuple(fits),
-        recipes=tuple(recipes),
-        panels=tuple(panels),
-        tables=(
-            Table(
-                "Optimal transitions",
-                ("arm", "depth", "TPP without growth", "ρ*", "inside", "TPP at ρ*", "expansion", "loss"),
-                tuple(rows),
-                "Both TPP count initial stored parameters. Not inside: the best measured, not an optimum.",
-                arm_column=0,
-            ),
-        ),
-        warnings=tuple(notes),
-        method=(
-            "Every run of a depth and budget has the same compute; tokens follow from ρ.",
-            "The affine law is fitted to interior optima only: TPP at ρ* = a·TPP without growth + b.",
-            context.sweep_flops_method,
-        ),
-        runs=tuple(runs),
+    axes = {"depth": grid.depths, "tpp": sorted(grid.tpp), "rho": sorted(grid.rho)}
+    cells = yield from measure(context, plan_grid(plan, arm=chosen, **axes))
+    draft = Draft(runs=cells.column("run"))
+    every: list[Optimum] = []
+    for arm in chosen:
+        every += _report(draft, context, arm, cells.where(arm=arm.name))
+    columns = {
+        "arm": "arm", "depth": "depth", "TPP without growth": "tpp", "ρ*": "x", "inside": "interior",
+        "TPP at ρ*": "tpp_at_optimum", "expansion": "expansion", "loss": "loss",
+    }  # fmt: skip
+    caption = "Both TPP count initial stored parameters. Not inside: the best measured, not an optimum."
+    draft.tables.append(table("Optimal transitions", every, columns, caption, arm_column=0))
+    draft.method += [
+        "Every run of a depth and budget has the same compute; tokens follow from ρ.",
+        "The affine law is fitted to interior optima only: TPP at ρ* = a·TPP without growth + b.",
+        context.sweep_flops_method,
+    ]
+    question = "When should a network grow, at fixed size and compute?"
+    return draft.answer("growth-timing", question, SECTION)
+
+
+def _report(draft: Draft, context: StudyContext, arm: Arm, cells: Cells) -> Optima:
+    """Add one arm's law, sentence, panels and values; returns its optima."""
+    optima = find_optima(cells, ("arm", "depth", "tpp"), "rho", log=False).map(
+        lambda one: _at_optimum(context, arm, one)
     )
+    inside = optima.where(interior=True)
+    law = None
+    if len(inside) >= 3 and len(inside.by("tpp")) >= 2:
+        tpp = inside.array("tpp")
+        law = fit_affine(tpp, inside.array("tpp_at_optimum"))
+        fitted = GrowthLaw(law.a, law.b, (tpp.min().item(), tpp.max().item()))
+        recipe = replace(context.recipe(arm), rho=None, listed_rho=(), growth_law=fitted)
+        draft.recipes.append(RecipeFile(arm.name, recipe, context.preset.name))
+        draft.fits.append(StudyFit(law, "tokens per parameter with growth", "tokens per parameter", arm.name))
+    draft.findings.append(_sentence(arm.name, inside, law))
+    draft.panels += [*_sweep_panels(arm.name, cells, optima), *_law_panels(arm.name, inside, law)]
+    draft.warnings += [
+        f"{arm.name} d{depth} at {tpp:g}: too few runs finished for a parabola"
+        for depth, tpp in cells.by("depth", "tpp")
+        if not optima.where(depth=depth, tpp=tpp)
+    ]
+    draft.values[arm.name] = {
+        "law": law and {"a": law.a, "b": law.b, "r_squared": law.r_squared,
+                        "a_interval": law.a_interval, "b_interval": law.b_interval},
+        "anchors": optima.dicts("depth", "tpp", rho="x", interior="interior", expansion="expansion"),
+    }  # fmt: skip
+    return optima
 
 
-def _full(context: StudyContext, arm: Arm, depth: int) -> float:
-    shape = arm.shape(depth, context.size_rule)
-    first, last = arm.passes.initial, arm.passes.final
-    return compute_active_parameters(arm, shape, last) / compute_active_parameters(arm, shape, first)
+def _at_optimum(context: StudyContext, arm: Arm, one: Optimum) -> Optimum:
+    """With the compute-active expansion E_ρ*/E_2 (and E_4/E_2, of growth from the start) and TPP at ρ*."""
+    shape = arm.shape(one["depth"], context.size_rule)
+    first, last = (compute_active_parameters(arm, shape, k) for k in (arm.passes.initial, arm.passes.final))
+    expansion = 1 + one.x * (last / first - 1)
+    return one.plus(full_expansion=last / first, expansion=expansion, tpp_at_optimum=one["tpp"] / expansion)
 
 
-def _law(anchors: Sequence[RhoSweep]) -> AffineLaw | None:
-    inside = [anchor for anchor in anchors if anchor.vertex.interior]
-    if len(inside) < 3 or len({anchor.tpp for anchor in inside}) < 2:
-        return None
-    x = np.array([anchor.tpp for anchor in inside])
-    return fit_affine(x, np.array([anchor.tpp / anchor.expansion for anchor in inside]))
-
-
-def _with_law(recipe: Recipe, law: AffineLaw, anchors: Sequence[RhoSweep]) -> Recipe:
-    """The recipe with ρ by the fitted law, in place of a fixed or listed ρ."""
-    inside = [anchor.tpp for anchor in anchors if anchor.vertex.interior]
-    growth_law = GrowthLaw(law.a, law.b, (min(inside), max(inside)))
-    return replace(recipe, rho=None, listed_rho=(), growth_law=growth_law)
-
-
-def _sentence(name: str, anchors: Sequence[RhoSweep], law: AffineLaw | None) -> str:
-    inside = [anchor.vertex.x for anchor in anchors if anchor.vertex.interior]
+def _sentence(name: str, inside: Optima, law: AffineLaw | None) -> str:
     if not inside:
         return f"{name}: no optimum lies inside its sweep of ρ; widen it."
-    sentence = (
-        f"{name}: ρ* runs from {min(inside):.2f} to {max(inside):.2f} over {len(inside)} depths and budgets"
-    )
+    rho = inside.column("x")
+    sentence = f"{name}: ρ* runs from {min(rho):.2f} to {max(rho):.2f} over {len(rho)} depths and budgets"
     if law is None:
         return f"{sentence}; too few of them for the affine law."
     return (
@@ -181,52 +105,51 @@ def _sentence(name: str, anchors: Sequence[RhoSweep], law: AffineLaw | None) -> 
     )
 
 
-def _panels(name: str, anchors: Sequence[RhoSweep], law: AffineLaw | None) -> list[Panel]:
-    panels: list[Panel] = []
-    for depth in sorted({anchor.depth for anchor in anchors}):
-        series: list[Series] = []
-        for anchor in (a for a in anchors if a.depth == depth):
-            label, curve = family_curve("TPP", anchor.tpp)
-            series += sweep_series(
-                label, anchor.rho, anchor.losses, anchor.runs, anchor.vertex, log=False, **curve
-            )
-        panels.append(
-            Panel(
-                f"d{depth}",
-                Axis("ρ"),
-                Axis("validation loss"),
-                tuple(series),
-                group=f"{name}: when to grow, at fixed size and compute",
-            )
+def _sweep_panels(name: str, cells: Cells, optima: Optima) -> list[Panel]:
+    """Loss against ρ, a panel for each depth."""
+    return [
+        Panel(
+            f"d{depth}",
+            Axis("ρ"),
+            Axis("validation loss"),
+            tuple(
+                sweep_curves(
+                    own, "rho", "loss", "tpp", vertices_by("tpp", optima.where(depth=depth)), log=False
+                )
+            ),
+            group=f"{name}: when to grow, at fixed size and compute",
         )
-    inside = [anchor for anchor in anchors if anchor.vertex.interior]
-    if inside:
-        tokens: list[Series] = []
-        expansions: list[Series] = []
-        fractions: list[Series] = []
-        x = [anchor.tpp for anchor in inside]
-        grid = np.geomspace(min(x), max(x), 40)
-        for depth in sorted({anchor.depth for anchor in inside}):
-            own = [anchor for anchor in inside if anchor.depth == depth]
-            label, curve = family_curve("depth", depth)
-            at = [anchor.tpp for anchor in own]
-            tokens.append(points(label, at, [a.tpp / a.expansion for a in own], **curve))
-            expansions.append(points(label, at, [a.expansion for a in own], **curve))
-            fractions.append(points(label, at, [a.vertex.x for a in own], **curve))
-            if law is not None:
-                # ρ depends on the split of the blocks, which differs between depths: a line for each.
-                implied = [law.growth_fraction(value, own[0].full_expansion) for value in grid]
-                note = "implied by the affine law"
-                fractions.append(line(label, grid, implied, role="fit", note=note, **curve))
+        for depth, own in cells.by("depth").items()
+    ]
+
+
+def _law_panels(name: str, inside: Optima, law: AffineLaw | None) -> list[Panel]:
+    """Tokens, expansion and ρ at the optimum against tokens per parameter without growth."""
+    if not inside:
+        return []
+    drawn: dict[str, list[Series]] = {"tpp_at_optimum": [], "expansion": [], "x": []}
+    grid = np.geomspace(min(inside.column("tpp")), max(inside.column("tpp")), 40)
+    for depth, own in inside.by("depth").items():
+        label, curve = family_curve("depth", depth)
+        for y, series in drawn.items():
+            series.append(points(label, own.column("tpp"), own.column(y), **curve))
         if law is not None:
-            name_of_law = f"affine law, {law.a:.3f}·TPP {law.b:+.3f}"
-            tokens.append(line(name_of_law, grid, [law.a * value + law.b for value in grid], role="fit"))
-            expansions.append(line(name_of_law, grid, [law.expansion(v) for v in grid], role="fit"))
-        axis = Axis("tokens per parameter without growth", "log")
-        group = f"{name}: the best moment against tokens per parameter"
-        panels += [
-            Panel("tokens at the optimum", axis, Axis("TPP at ρ*", "log"), tuple(tokens), group=group),
-            Panel("expansion", axis, Axis("compute-active expansion at ρ*"), tuple(expansions), group=group),
-            Panel("growth fraction", axis, Axis("ρ*"), tuple(fractions), group=group),
-        ]
-    return panels
+            # ρ depends on the split of the blocks, which differs between depths: a line for each.
+            implied = [law.growth_fraction(value, own[0]["full_expansion"]) for value in grid]
+            drawn["x"].append(
+                line(label, grid, implied, role="fit", note="implied by the affine law", **curve)
+            )
+    if law is not None:
+        label = f"affine law, {law.a:.3f}·TPP {law.b:+.3f}"
+        drawn["tpp_at_optimum"].append(
+            line(label, grid, [law.a * value + law.b for value in grid], role="fit")
+        )
+        drawn["expansion"].append(line(label, grid, [law.expansion(value) for value in grid], role="fit"))
+    axis = Axis("tokens per parameter without growth", "log")
+    group = f"{name}: the best moment against tokens per parameter"
+    titles = ("tokens at the optimum", "expansion", "growth fraction")
+    axes = (Axis("TPP at ρ*", "log"), Axis("compute-active expansion at ρ*"), Axis("ρ*"))
+    return [
+        Panel(title, axis, y, tuple(series), group=group)
+        for title, y, series in zip(titles, axes, drawn.values(), strict=True)
+    ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,36 +11,31 @@ import numpy as np
 from steepen.laws.fits.matched_compute import ComputeSlice, RungInterpolation, slice_families
 from steepen.laws.fits.vertex import Vertex
 from steepen.laws.ladder import Ladder, make_ladder
+from steepen.model.arm import Arm
+from steepen.model.arms import family_arm, find_arm
 from steepen.studies.answer import Axis, Panel, Series, Table
-from steepen.studies.plotting import family_curve, line, optimum_star, parabola_or_segments, points
+from steepen.studies.cells import Cells, table_of
+from steepen.studies.plotting import family_curve, joined_curves, optimum_curve, points
 from steepen.utils.formatting import format_flops
 
 
-@dataclass(frozen=True)
-class PassRun:
-    """One run of a grid over depth and passes."""
-
-    depth: int
-    passes: int
-    flops: float
-    loss: float
-    run: str
-    kl_depth: float | None = None  # KL effective depth, where evaluation has joined it to the record
+def operator_arm(family: str, count: int) -> Arm:
+    """K passes of a family with the operator (loop, untied); one pass is Operator-1 in both."""
+    return find_arm("operator-1") if count == 1 else family_arm(family, count)
 
 
-def pass_ladders(cells: Sequence[PassRun]) -> dict[float, Ladder]:
-    """Ladders over depth, one for each number of passes."""
-    found: dict[float, Ladder] = {}
-    for passes in sorted({cell.passes for cell in cells}):
-        own = [cell for cell in cells if cell.passes == passes and np.isfinite(cell.loss)]
-        if len(own) >= 2:
-            flops, loss = np.array([c.flops for c in own]), np.array([c.loss for c in own])
-            found[float(passes)] = make_ladder(f"K = {passes}", flops, loss)
-    return found
+def pass_ladders(cells: Cells) -> dict[float, Ladder]:
+    """Ladders over depth, one for each number of passes that two runs of have finished."""
+    groups = cells.having("loss").by("passes")
+    return {
+        float(passes): make_ladder(f"K = {passes}", own.array("flops"), own.array("loss"))
+        for passes, own in groups.items()
+        if len(own) >= 2
+    }
 
 
 def matched_compute_slices(
-    cells: Sequence[PassRun], count: int, interpolation: RungInterpolation = "log-log"
+    cells: Cells, count: int, interpolation: RungInterpolation = "log-log"
 ) -> list[ComputeSlice]:
     """Losses by number of passes, and the best number, at `count` budgets at matched compute.
 
@@ -62,30 +56,21 @@ def matched_compute_slices(
     return slice_families(ladders, budgets, interpolation=interpolation)
 
 
-def loss_panel(title: str, cells: Sequence[PassRun]) -> Panel:
+def loss_panel(title: str, cells: Cells) -> Panel:
     """Loss against compute, one line for each number of passes."""
-    series: list[Series] = []
-    for passes in sorted({cell.passes for cell in cells}):
-        own = sorted((c for c in cells if c.passes == passes and np.isfinite(c.loss)), key=lambda c: c.flops)
-        label, curve = family_curve("passes", passes)
-        x, y = [c.flops for c in own], [c.loss for c in own]
-        series.append(points(label, x, y, [c.run for c in own], **curve))
-        series.append(line(label, x, y, **curve))
-    return Panel(title, Axis("compute (FLOPs)", "log"), Axis("validation loss"), tuple(series))
+    series = tuple(joined_curves(cells, "flops", "loss", "passes"))
+    return Panel(title, Axis("compute (FLOPs)", "log"), Axis("validation loss"), series)
 
 
 def slice_panel(title: str, slices: Sequence[ComputeSlice]) -> Panel:
     """Loss against passes at matched compute, with the parabolas' minima."""
     series: list[Series] = []
     for row in slices:
-        label, curve = family_curve("FLOPs", row.budget)
+        label, curve = family_curve("budget", row.budget)
         x, y = list(row.losses), list(row.losses.values())
-        if not x:
-            continue
-        series.append(points(label, x, y, **curve))
+        series += [points(label, x, y, **curve)] if x else []
         if row.best is not None:
-            series += parabola_or_segments(label, x, y, row.best, log=True, **curve)
-            series.append(optimum_star(label, row.best, note="best", **curve))
+            series += optimum_curve(label, x, y, row.best, True, {"note": "best"}, **curve)
     return Panel(
         title, Axis("passes K", "log"), Axis("validation loss", "log"), tuple(series),
         caption="Losses are interpolated between neighbouring depths; hollow stars are the best measured K.",
@@ -94,42 +79,39 @@ def slice_panel(title: str, slices: Sequence[ComputeSlice]) -> Panel:
 
 def slice_table(title: str, slices: Sequence[ComputeSlice]) -> Table:
     """The optimum of each budget."""
-    rows = tuple(
-        (row.budget, row.best.x if row.best else None, row.best.interior if row.best else None,
-         row.best.loss if row.best else None, row.losses.get(1.0))
-        for row in slices
-    )  # fmt: skip
-    return Table(title, ("FLOPs", "best K", "inside", "loss there", "loss at K = 1"), rows)
+    rows = [
+        {
+            "FLOPs": one.budget, "best K": one.best and one.best.x, "inside": one.best and one.best.interior,
+            "loss there": one.best and one.best.loss, "loss at K = 1": one.losses.get(1.0),
+        }
+        for one in slices
+    ]  # fmt: skip
+    return table_of(title, rows)
 
 
 def slice_values(slices: Sequence[ComputeSlice]) -> list[dict[str, Any]]:
     """The slices as JSON values."""
     return [
         {
-            "budget": row.budget,
-            "losses": {f"{k:g}": loss for k, loss in row.losses.items()},
-            "best": row.best.x if row.best else None,
-            "interior": row.best.interior if row.best else None,
+            "budget": one.budget,
+            "losses": {f"{passes:g}": loss for passes, loss in one.losses.items()},
+            "best": one.best and one.best.x,
+            "interior": one.best and one.best.interior,
         }
-        for row in slices
+        for one in slices
     ]
 
 
 def range_sentence(name: str, slices: Sequence[ComputeSlice]) -> str:
     """A sentence: the best number of passes at the lowest and at the highest budget."""
-    known = [row for row in slices if row.best is not None]
+    known = [(one.budget, one.best) for one in slices if one.best is not None]
     if not known:
         return f"{name}: no budget is covered by two numbers of passes, so there is nothing to compare."
-    first, last = known[0], known[-1]
-    assert first.best is not None and last.best is not None
-    mark = (
-        ""
-        if all(row.best and row.best.interior for row in known)
-        else " (some are best measured, not optima)"
-    )
+    (low, first), (high, last) = known[0], known[-1]
+    mark = "" if all(best.interior for _, best in known) else " (some are best measured, not optima)"
     return (
-        f"{name}: the best number of passes goes from {_optimum(first.best)} at {format_flops(first.budget)} "
-        f"FLOPs to {_optimum(last.best)} at {format_flops(last.budget)}{mark}."
+        f"{name}: the best number of passes goes from {_optimum(first)} at {format_flops(low)} "
+        f"FLOPs to {_optimum(last)} at {format_flops(high)}{mark}."
     )
 
 

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import numpy as np
-
-from steepen.errors import UsageError
 from steepen.laws.fits.isoflop import PowerLawFit, fit_power_law
-from steepen.laws.fits.vertex import Vertex, find_vertex
-from steepen.model.arm import Arm
-from steepen.model.arms import find_arm, loop, untied
+from steepen.model.arms import find_arm
 from steepen.recipe.flops import compute_active_parameters
-from steepen.recipe.recipe import Recipe
-from steepen.runs.record import RunRecord
-from steepen.runs.spec import RunSpec
-from steepen.studies.answer import Answer, Axis, Panel, Series, Study, StudyFit, Table
-from steepen.studies.context import StudyContext, loss_or_inf
+from steepen.studies.answer import Axis, Draft, Panel, Series, Study, StudyFit, Work
+from steepen.studies.cells import Plan, measure, plan_grid, table
+from steepen.studies.context import StudyContext
 from steepen.studies.design.pass_families import (
-    PassRun,
     loss_panel,
     matched_compute_slices,
+    operator_arm,
     range_sentence,
     slice_panel,
     slice_table,
@@ -30,48 +24,19 @@ from steepen.studies.design.pass_families import (
 )
 from steepen.studies.design.passes_transfer import transfer_across_passes
 from steepen.studies.driver.run_concurrently import run_concurrently
-from steepen.studies.plotting import family_curve, line, points, sweep_series
-from steepen.utils.json_io import json_safe
+from steepen.studies.plotting import line, points, sweep_curves
+from steepen.studies.registry import choose_parts
+from steepen.studies.sweeps import Optima, Optimum, find_optima
 
 SECTION = "Appendix A.2.2, Choosing the Number of Core Passes"
-PARTS = ("tokens", "anchor", "hyperparameters")
-DEFAULT_PARTS = PARTS[:2]
-TOKENS_GROUP = "Passes in ladders of fixed tokens"
-FAMILIES = {"tied": loop, "untied": untied}
-
-
-@dataclass(frozen=True)
-class PassSweep:
-    """A sweep of passes at one depth and budget."""
-
-    depth: int
-    tpp: float  # at K = 1
-    passes: tuple[int, ...]
-    losses: tuple[float, ...]
-    runs: tuple[str, ...]
-    vertex: Vertex
-    expansion: float  # compute-active parameters at K* over those at K = 1
-    tpp_at_optimum: float  # tokens per stored parameter at K*
-
-    @property
-    def bracketed(self) -> bool:
-        """Whether the optimum lies between measured passes with higher losses on both sides."""
-        return self.vertex.interior and self.vertex.bracketed
-
-
-@dataclass
-class PartResult:
-    """Results of one part of the study."""
-
-    found: list[str]
-    panels: list[Panel]
-    tables: list[Table]
-    runs: list[str]
-    values: dict[str, Any]
-    fits: list[StudyFit] = field(default_factory=list[StudyFit])
-
-
-PartRun = Generator[Sequence[RunSpec], Sequence[RunRecord | None], PartResult]
+FAMILIES = {"tied": "loop", "untied": "untied"}
+# The laws of the optimum against the tokens per parameter of one pass, by their names in the answer.
+QUANTITIES = {
+    "expansion": "expansion at K*",
+    "tpp": "tokens per parameter at K*",
+    "passes": "best passes K*",
+}
+VALUES = {"expansion": "expansion", "tpp": "tpp_at_optimum", "passes": "x"}  # their values of an optimum
 
 
 def passes(context: StudyContext, *, parts: Sequence[str] = ()) -> Study:
@@ -82,176 +47,109 @@ def passes(context: StudyContext, *, parts: Sequence[str] = ()) -> Study:
     parameter are fitted against the tokens per parameter of one pass. Both use Operator-1's base recipe.
     `hyperparameters` (only where asked for): with the tokens fixed, does K move the best values?
     """
-    for part in parts:
-        if part not in PARTS:
-            raise UsageError(f"--part {part!r} is not known here: use {', '.join(PARTS)}.")
-    works = {
-        name: work(context, _recipe(context))
-        for name, work in (
-            ("tokens", _fixed_tokens),
-            ("anchor", _fixed_anchor),
-            ("hyperparameters", _transfer),
+    names = choose_parts("passes", parts, default=("tokens", "anchor"))
+    transfer = partial(transfer_across_passes, families=FAMILIES)
+    works = {"tokens": _fixed_tokens, "anchor": _fixed_anchor, "hyperparameters": transfer}
+    done: list[Draft] = yield from run_concurrently([works[name](context) for name in names])
+    draft = Draft()
+    for name, part in zip(names, done, strict=True):
+        draft.add(part, part=name)
+    draft.method += [
+        f"Operator-1's base recipe, constant over sizes; fixed-token ladders have "
+        f"{context.preset.fixed_tokens:,} tokens.",
+        "Optima are vertices of parabolas of log loss against log K; those that measured K do not "
+        "bracket take no part in the laws.",
+        context.sweep_flops_method,
+    ]
+    return draft.answer("passes", "How many times should the core be applied?", SECTION)
+
+
+def _fixed_tokens(context: StudyContext) -> Work[Draft]:
+    grid, tokens = context.preset.grids.passes, context.preset.fixed_tokens
+    recipe = context.constant_recipe(find_arm("operator-1"))
+
+    def plan(family: str, passes: int, depth: int) -> Plan:
+        arm = operator_arm(FAMILIES[family], passes)
+        return recipe.at_budget(arm, depth, context.size_rule, tokens=tokens), {}
+
+    plans = plan_grid(plan, family=FAMILIES, passes=sorted(grid.passes), depth=grid.depths)
+    cells = yield from measure(context, plans)
+    draft = Draft(runs=cells.column("run"))
+    for family in FAMILIES:
+        own = cells.where(family=family)
+        slices = matched_compute_slices(own, grid.budgets)
+        draft.findings.append(range_sentence(f"{family}, fixed tokens", slices))
+        panels = (
+            loss_panel(f"{family}: fixed-token ladders", own),
+            slice_panel(f"{family}: passes at matched compute", slices),
         )
-        if name in (parts or DEFAULT_PARTS)
-    }
-    done: list[PartResult] = yield from run_concurrently(list(works.values()))
-    values = {name: part.values for name, part in zip(works, done, strict=True)}
-    return Answer(
-        study="passes",
-        question="How many times should the core be applied?",
-        section=SECTION,
-        findings=tuple(sentence for part in done for sentence in part.found),
-        values=json_safe(values),
-        fits=tuple(fit for part in done for fit in part.fits),
-        panels=tuple(panel for part in done for panel in part.panels),
-        tables=tuple(table for part in done for table in part.tables),
-        method=(
-            f"Operator-1's base recipe, constant over sizes; fixed-token ladders have "
-            f"{context.preset.fixed_tokens:,} tokens.",
-            "Optima are vertices of parabolas of log loss against log K; those that measured K do not "
-            "bracket take no part in the laws.",
-            context.sweep_flops_method,
-        ),
-        runs=tuple(dict.fromkeys(run for part in done for run in part.runs)),
-    )
+        draft.panels += [replace(one, group="Passes in ladders of fixed tokens", columns=2) for one in panels]
+        draft.tables.append(slice_table(f"{family}: best passes at matched compute", slices))
+        draft.values[family] = slice_values(slices)
+    return draft
 
 
-def _transfer(context: StudyContext, recipe: Recipe) -> PartRun:
-    """The recipe is that of each family's two passes, not Operator-1's."""
-    found = yield from transfer_across_passes(context, FAMILIES)
-    return PartResult(
-        list(found.findings), list(found.panels), list(found.tables), list(found.runs), found.values,
-        list(found.fits),
-    )  # fmt: skip
+def _fixed_anchor(context: StudyContext) -> Work[Draft]:
+    grid, one_pass = context.preset.grids.passes, find_arm("operator-1")
+    recipe = context.constant_recipe(one_pass)
 
+    def plan(family: str, depth: int, tpp: float, passes: int) -> Plan:
+        flops = context.flops_at_tpp(one_pass, depth, tpp)
+        return context.run_at_flops(recipe, operator_arm(FAMILIES[family], passes), depth, flops), {}
 
-def family_arm(family: str, count: int) -> Arm:
-    """K passes of a family; one pass is Operator-1 in both."""
-    return find_arm("operator-1") if count == 1 else FAMILIES[family](count)
-
-
-def _recipe(context: StudyContext) -> Recipe:
-    return replace(context.recipe(find_arm("operator-1")), learning_rate_exponent=0.0)
-
-
-def _fixed_tokens(context: StudyContext, recipe: Recipe) -> PartRun:
-    grid = context.preset.grids.passes
-    part = PartResult([], [], [], [], {})
-    keys = [(f, k, d) for f in FAMILIES for k in sorted(grid.passes) for d in grid.depths]
-    planned_runs = [
-        recipe.at_budget(family_arm(f, k), d, context.size_rule, tokens=context.preset.fixed_tokens)
-        for f, k, d in keys
-    ]
-    specs = [context.spec(planned) for planned in planned_runs]
-    losses = [loss_or_inf(record) for record in (yield specs)]
-    part.runs = [spec.hash for spec in specs]
+    axes = {"depth": grid.anchors, "tpp": sorted(grid.anchor_tpp), "passes": sorted(grid.passes)}
+    cells = yield from measure(context, plan_grid(plan, family=FAMILIES, **axes))
+    draft = Draft(runs=cells.column("run"))
     for family in FAMILIES:
-        cells = [
-            PassRun(depth, count, context.sweep_flops(planned), loss, spec.hash)
-            for (name, count, depth), planned, loss, spec in zip(
-                keys, planned_runs, losses, specs, strict=True
-            )
-            if name == family
-        ]
-        slices = matched_compute_slices(cells, grid.budgets)
-        part.found.append(range_sentence(f"{family}, fixed tokens", slices))
-        part.panels += [
-            replace(loss_panel(f"{family}: fixed-token ladders", cells), group=TOKENS_GROUP, columns=2),
-            replace(
-                slice_panel(f"{family}: passes at matched compute", slices), group=TOKENS_GROUP, columns=2
-            ),
-        ]
-        part.tables.append(slice_table(f"{family}: best passes at matched compute", slices))
-        part.values[family] = slice_values(slices)
-    return part
+        optima = find_optima(cells.where(family=family), ("depth", "tpp"), "passes")
+        _report(draft, family, optima.map(lambda one, family=family: _at_optimum(context, family, one)))
+    return draft
 
 
-def _fixed_anchor(context: StudyContext, recipe: Recipe) -> PartRun:
-    grid = context.preset.grids.passes
-    part = PartResult([], [], [], [], {})
-    one = find_arm("operator-1")
-    keys = [
-        (f, d, tpp, k) for f in FAMILIES for d in grid.anchors for tpp in sorted(grid.anchor_tpp)
-        for k in sorted(grid.passes)
-    ]  # fmt: skip
-    specs = [
-        context.spec(context.run_at_flops(recipe, family_arm(f, k), d, context.flops_at_tpp(one, d, tpp)))
-        for f, d, tpp, k in keys
-    ]
-    losses = [loss_or_inf(record) for record in (yield specs)]
-    part.runs = [spec.hash for spec in specs]
-    for family in FAMILIES:
-        anchors: list[PassSweep] = []
-        for depth in grid.anchors:
-            for tpp in sorted(grid.anchor_tpp):
-                own = [
-                    (k, losses[i], specs[i].hash)
-                    for i, (f, d, t, k) in enumerate(keys)
-                    if (f, d, t) == (family, depth, tpp) and np.isfinite(losses[i])
-                ]
-                if len(own) >= 3:
-                    anchors.append(_anchor(context, family, depth, tpp, own))
-        part.values[family] = _report(part, family, anchors)
-    return part
-
-
-def _anchor(
-    context: StudyContext, family: str, depth: int, tpp: float, own: Sequence[tuple[int, float, str]]
-) -> PassSweep:
-    counts, losses, runs = zip(*own, strict=True)
-    vertex = find_vertex(np.array(counts, float), np.array(losses))
-    arm = family_arm(family, 2)
+def _at_optimum(context: StudyContext, family: str, one: Optimum) -> Optimum:
+    """With expansion and tokens per stored parameter at K*, and whether measured K have it between them."""
+    arm, depth = operator_arm(FAMILIES[family], 2), one["depth"]
     shape = arm.shape(depth, context.size_rule)
     # Both counts are straight lines in K, so they can be evaluated at a fractional K*.
     active = [compute_active_parameters(arm, shape, k) for k in (1, 2)]
     stored = [context.stored_parameters(arm, depth, k) for k in (1, 2)]
-    expansion = 1 + (vertex.x - 1) * (active[1] / active[0] - 1)
-    size = 1 + (vertex.x - 1) * (stored[1] / stored[0] - 1)
-    return PassSweep(depth, tpp, counts, losses, runs, vertex, expansion, tpp / (expansion * size))
+    expansion = 1 + (one.x - 1) * (active[1] / active[0] - 1)
+    size = 1 + (one.x - 1) * (stored[1] / stored[0] - 1)
+    bracketed = one.interior and one.vertex.bracketed
+    return one.plus(bracketed=bracketed, expansion=expansion, tpp_at_optimum=one["tpp"] / (expansion * size))
 
 
-def _report(part: PartResult, family: str, anchors: Sequence[PassSweep]) -> dict[str, Any]:
-    inside = [anchor for anchor in anchors if anchor.bracketed]
+def _report(draft: Draft, family: str, optima: Optima) -> None:
+    inside = optima.where(bracketed=True)
     laws: dict[str, PowerLawFit] = {}
-    if len({anchor.tpp for anchor in inside}) >= 2:
-        x = np.array([anchor.tpp for anchor in inside])
-        laws["expansion"] = fit_power_law(x, np.array([anchor.expansion for anchor in inside]))
-        laws["tpp"] = fit_power_law(x, np.array([anchor.tpp_at_optimum for anchor in inside]))
-        laws["passes"] = fit_power_law(x, np.array([anchor.vertex.x for anchor in inside]))
-        part.fits += [
-            StudyFit(law, quantity, "tokens per parameter at one pass", family, part="anchor")
+    found = f"{len(inside)} of {len(optima)} optima are bracketed by measured passes, too few for a law."
+    if len(inside.by("tpp")) >= 2:
+        laws = {name: fit_power_law(inside.array("tpp"), inside.array(VALUES[name])) for name in QUANTITIES}
+        draft.fits += [
+            StudyFit(law, quantity, "tokens per parameter at one pass", family)
             for quantity, law in laws.items()
         ]
-        e, t = laws["expansion"], laws["tpp"]
-        part.found.append(
-            f"{family}, fixed anchor: expansion at K* = {e.coefficient:.2f}·TPP^{_with_error(e)} and "
-            f"TPP at K* = {t.coefficient:.2f}·TPP^{_with_error(t)} over "
-            f"{len(inside)} of {len(anchors)} optima; K* runs from {min(a.vertex.x for a in inside):.2f} to "
-            f"{max(a.vertex.x for a in inside):.2f}."
+        expansion, tpp = laws["expansion"], laws["tpp"]
+        found = (
+            f"expansion at K* = {expansion.coefficient:.2f}·TPP^{_with_error(expansion)} and "
+            f"TPP at K* = {tpp.coefficient:.2f}·TPP^{_with_error(tpp)} over "
+            f"{len(inside)} of {len(optima)} optima; K* runs from {min(inside.column('x')):.2f} to "
+            f"{max(inside.column('x')):.2f}."
         )
-    else:
-        part.found.append(
-            f"{family}, fixed anchor: {len(inside)} of {len(anchors)} optima are bracketed by measured "
-            "passes, too few for a law."
-        )
-    part.panels += _panels(family, anchors, laws)
-    part.tables.append(
-        Table(
-            f"{family}: best passes at fixed anchor and compute",
-            ("depth", "TPP at K = 1", "K*", "bracketed", "expansion at K*", "TPP at K*"),
-            tuple((a.depth, a.tpp, a.vertex.x, a.bracketed, a.expansion, a.tpp_at_optimum) for a in anchors),
-            "Bracketed: the lowest measured loss is at neither end of the sweep; others are in no law.",
-        )
-    )
-    return {
+    draft.findings.append(f"{family}, fixed anchor: {found}")
+    draft.panels += [*_sweep_panels(family, optima), *_law_panels(family, optima, laws)]
+    columns = {
+        "depth": "depth", "TPP at K = 1": "tpp", "K*": "x", "bracketed": "bracketed",
+        "expansion at K*": "expansion", "TPP at K*": "tpp_at_optimum",
+    }  # fmt: skip
+    caption = "Bracketed: the lowest measured loss is at neither end of the sweep; others are in no law."
+    draft.tables.append(table(f"{family}: best passes at fixed anchor and compute", optima, columns, caption))
+    draft.values[family] = {
         "laws": {
             name: {"coefficient": law.coefficient, "exponent": law.exponent, "interval": law.interval}
             for name, law in laws.items()
         },
-        "anchors": [
-            {"depth": a.depth, "tpp": a.tpp, "passes": a.vertex.x, "interior": a.vertex.interior}
-            for a in anchors
-        ],
+        "anchors": optima.dicts("depth", "tpp", passes="x", interior="interior"),
     }
 
 
@@ -261,50 +159,40 @@ def _with_error(law: PowerLawFit) -> str:
     return f"({law.exponent:.2f}{error})"
 
 
-def _relative_to_one_pass(series: Sequence[Series], base: float | None) -> list[Series]:
-    """The curves with the loss at one pass taken off; as they are where that was not measured."""
-    if base is None:
-        return list(series)
-    return [replace(one, y=tuple(value - base for value in one.y)) for one in series]
-
-
-def _panels(family: str, anchors: Sequence[PassSweep], laws: dict[str, PowerLawFit]) -> list[Panel]:
+def _sweep_panels(family: str, optima: Optima) -> list[Panel]:
+    """Loss against K less the loss at K = 1, a panel for each depth."""
     panels: list[Panel] = []
-    for depth in sorted({anchor.depth for anchor in anchors}):
+    for depth, at in optima.by("depth").items():
         series: list[Series] = []
-        for anchor in (a for a in anchors if a.depth == depth):
-            label, curve = family_curve("TPP", anchor.tpp)
-            series += _relative_to_one_pass(
-                sweep_series(
-                    label, anchor.passes, anchor.losses, anchor.runs, anchor.vertex, log=True, **curve
-                ),
-                dict(zip(anchor.passes, anchor.losses, strict=True)).get(1),
-            )
+        for one in at:
+            # As it is where one pass was not measured.
+            base = next(iter(one.cells.where(passes=1).column("loss")), 0.0)
+            curves = sweep_curves(one.cells, "passes", "loss", "tpp", {one["tpp"]: one.vertex}, log=True)
+            series += [replace(curve, y=tuple(value - base for value in curve.y)) for curve in curves]
         panels.append(
             Panel(f"{family}, d{depth}", Axis("passes K", "log"), Axis("loss − loss at K = 1"), tuple(series),
                   (("y", 0.0, ""),), "At fixed compute: more passes mean fewer tokens.",
                   group=f"{family}: passes at fixed anchor and compute")
         )  # fmt: skip
-    words = {
-        "expansion": "expansion at K*",
-        "tpp": "tokens per parameter at K*",
-        "passes": "best passes K*",
-    }
-    for name, label in words.items():
-        ys = {True: [], False: []}
-        for anchor in anchors:
-            values = {"expansion": anchor.expansion, "tpp": anchor.tpp_at_optimum, "passes": anchor.vertex.x}
-            ys[anchor.bracketed].append((anchor.tpp, values[name]))
-        series = [
-            points("optima", *zip(*rows, strict=True), role="optimum")
-            if inside
-            else points("censored", *zip(*rows, strict=True), role="censored", filled=False)
-            for inside, rows in ys.items()
-            if rows
-        ]
-        if name in laws and ys[True]:
-            ends = [min(x for x, _ in ys[True]), max(x for x, _ in ys[True])]
-            series.append(line("fitted", ends, [laws[name].predict(x) for x in ends], role="fit"))
+    return panels
+
+
+def _law_panels(family: str, optima: Optima, laws: dict[str, PowerLawFit]) -> list[Panel]:
+    """What is best against the tokens per parameter of one pass, with the fitted laws."""
+    panels: list[Panel] = []
+    inside, outside = optima.where(bracketed=True), optima.where(bracketed=False)
+    x = inside.column("tpp")
+    for name, label in QUANTITIES.items():
+        y = VALUES[name]
+        series: list[Series] = []
+        if inside:
+            series.append(points("optima", x, inside.column(y), role="optimum"))
+        if outside:
+            hollow: dict[str, Any] = {"role": "censored", "filled": False}
+            series.append(points("censored", outside.column("tpp"), outside.column(y), **hollow))
+        if name in laws:
+            ends = [min(x), max(x)]
+            series.append(line("fitted", ends, [laws[name].predict(end) for end in ends], role="fit"))
         panels.append(
             Panel(f"{family}: {label}", Axis("tokens per parameter at K = 1", "log"), Axis(label, "log"),
                   tuple(series), group=f"{family}: the best passes against tokens per parameter")

@@ -2,165 +2,104 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
-import numpy as np
-
-from steepen.laws.fits.drift import Drift, HyperparameterSweep, fit_drift
-from steepen.model.arm import Arm
+from steepen.laws.fits.drift import Drift
+from steepen.model.arms import family_arm
 from steepen.recipe.hyperparameters import paper_code
-from steepen.runs.record import RunRecord
-from steepen.runs.spec import RunSpec
-from steepen.studies.answer import Axis, Panel, Series, StudyFit, Table
-from steepen.studies.context import StudyContext, loss_or_inf
-from steepen.studies.plotting import family_curve, sweep_series
+from steepen.studies.answer import Axis, Draft, Panel, StudyFit, Work
+from steepen.studies.cells import Cells, Plan, measure, plan_grid, table_of
+from steepen.studies.context import StudyContext
+from steepen.studies.plotting import sweep_curves
+from steepen.studies.sweeps import fit_drift_over, law_values
 
-Work = Generator[Sequence[RunSpec], Sequence[RunRecord | None], "TransferResult"]
-
-
-@dataclass(frozen=True)
-class TransferResult:
-    """What the sweeps show, family by family."""
-
-    findings: tuple[str, ...]
-    panels: tuple[Panel, ...]
-    tables: tuple[Table, ...]
-    runs: tuple[str, ...]
-    values: dict[str, Any]
-    fits: tuple[StudyFit, ...]
+Drifts = Mapping[tuple[str, str], Drift]  # by family and hyperparameter
 
 
-@dataclass(frozen=True)
-class HyperparameterByPasses:
-    """One hyperparameter of one family: (multiple, loss, run) by passes, and the drift of the optimum."""
-
-    family: str
-    name: str
-    rows: dict[int, list[tuple[float, float, str]]]
-    drift: Drift | None
-
-
-def transfer_across_passes(context: StudyContext, families: dict[str, Callable[[int], Arm]]) -> Work:
+def transfer_across_passes(context: StudyContext, families: Mapping[str, str]) -> Work[Draft]:
     """Figure "Hyperparameter sensitivity to stored depth and recurrence" (b).
 
     At the base depth each family trains the tokens of its two-pass recipe, whatever K, with one
     hyperparameter at multiples of the two-pass base values. The optimum's drift with K is a power law.
     """
-    grid, multiples = context.preset.grids.passes, context.preset.grids.lr_rule.multiples
-    keys: list[tuple[str, str, int, float]] = []
-    specs: list[RunSpec] = []
-    tokens: dict[str, int] = {}
-    for family, make in families.items():
-        two = make(2)
-        recipe = replace(context.recipe(two), learning_rate_exponent=0.0)
-        count = recipe.tpp * context.stored_parameters(two, context.preset.base_depth)
-        for passes in sorted(grid.transfer_passes):
-            planned = recipe.at_budget(
-                make(passes), context.preset.base_depth, context.size_rule, tokens=count
-            )
-            tokens[family] = planned.tokens
-            for name in grid.transferred:
-                for multiple in sorted(multiples):
-                    value = getattr(planned.hyperparameters, name) * multiple
-                    changed = replace(planned.hyperparameters, **{name: value})
-                    keys.append((family, name, passes, multiple))
-                    specs.append(context.spec(replace(planned, hyperparameters=changed)))
-    losses = [loss_or_inf(record) for record in (yield specs)]
-    found: dict[tuple[str, str], dict[int, list[tuple[float, float, str]]]] = {}
-    for (family, name, passes, multiple), loss, spec in zip(keys, losses, specs, strict=True):
-        if math.isfinite(loss):
-            own = found.setdefault((family, name), {}).setdefault(passes, [])
-            own.append((multiple, loss, spec.hash))
-    sweeps = [
-        HyperparameterByPasses(family, name, rows, _drift(rows)) for (family, name), rows in found.items()
-    ]
-    return TransferResult(
-        findings=tuple(_sentence(family, sweeps, tokens[family]) for family in families),
-        panels=tuple(_panel(one) for one in sweeps),
-        tables=(_table(sweeps),),
-        runs=tuple(spec.hash for spec in specs),
+    grid, depth = context.preset.grids.passes, context.preset.base_depth
+
+    def plan(family: str, passes: int, name: str, multiple: float) -> Plan:
+        two = family_arm(families[family], 2)
+        recipe = context.constant_recipe(two)
+        tokens = recipe.tpp * context.stored_parameters(two, depth)
+        arm = family_arm(families[family], passes)
+        run = recipe.at_budget(arm, depth, context.size_rule, tokens=tokens)
+        value = getattr(run.hyperparameters, name) * multiple
+        return replace(run, hyperparameters=replace(run.hyperparameters, **{name: value})), {}
+
+    axes = {"passes": sorted(grid.transfer_passes), "name": grid.transferred}
+    multiples = sorted(context.preset.grids.lr_rule.multiples)
+    cells = yield from measure(context, plan_grid(plan, family=families, **axes, multiple=multiples))
+    keys = product(families, grid.transferred)
+    sweeps = {(family, name): cells.where(family=family, name=name) for family, name in keys}
+    drifts = {key: drift for key, own in sweeps.items() if (drift := fit_drift_over(own, "passes"))}
+    tokens = {family: cells.where(family=family)[0].spec.tokens for family in families}
+    caption = "Multiples of the two-pass base value; the exponent is of best ∝ K^exponent."
+    return Draft(
+        findings=[_sentence(family, drifts, tokens[family]) for family in families],
         values={
-            family: {
-                one.name: {
-                    "optima": [[v.budget, v.x, v.interior] for v in one.drift.vertices],
-                    "exponent": one.drift.law.exponent if one.drift.law else None,
-                }
-                for one in sweeps
-                if one.family == family and one.drift is not None
-            }
+            family: {name: _values(drift) for (own, name), drift in drifts.items() if own == family}
             for family in families
         },
-        fits=tuple(
-            StudyFit(one.drift, one.name, "passes", one.family, part="hyperparameters")
-            for one in sweeps
-            if one.drift is not None
-        ),
+        fits=[StudyFit(drift, name, "passes", family) for (family, name), drift in drifts.items()],
+        panels=[_panel(*key, own, drifts.get(key)) for key, own in sweeps.items() if own.having("loss")],
+        tables=[table_of("Best values by number of passes", _rows(drifts), caption)],
+        runs=cells.column("run"),
     )
 
 
-def _drift(rows: dict[int, list[tuple[float, float, str]]]) -> Drift | None:
-    slices = [
-        HyperparameterSweep(float(passes), np.array([r[0] for r in own]), np.array([r[1] for r in own]))
-        for passes, own in rows.items()
-        if len(own) >= 3
-    ]
-    return fit_drift(slices) if slices else None
+def _values(drift: Drift) -> dict[str, object]:
+    return {
+        "optima": [[v.budget, v.x, v.interior] for v in drift.vertices],
+        "exponent": law_values(drift.law)["exponent"],
+    }
 
 
-def _sentence(family: str, sweeps: Sequence[HyperparameterByPasses], tokens: int) -> str:
-    words: list[str] = []
-    for one in sweeps:
-        if one.family != family or one.drift is None:
-            continue
-        inside = [v for v in one.drift.vertices if v.interior]
-        name = paper_code(one.name) or one.name
-        if len(inside) >= 2:
-            first, last = inside[0], inside[-1]
-            law = one.drift.law
-            error = f", p = {law.p_value:.2g}" if law is not None and law.degrees_of_freedom > 0 else ""
-            ends = f"×{first.x:.2f} at K = {first.budget:g} to ×{last.x:.2f} at K = {last.budget:g}"
-            words.append(f"{name} {ends}{error}")
-        else:
-            words.append(f"{name}: fewer than two optima inside")
+def _sentence(family: str, drifts: Drifts, tokens: int) -> str:
+    words = [_words(name, drift) for (own, name), drift in drifts.items() if own == family]
     return f"{family}, {tokens:,} tokens at every K: the best values go from {'; '.join(words)}."
 
 
-def _panel(one: HyperparameterByPasses) -> Panel:
-    vertices = {v.budget: v for v in one.drift.vertices} if one.drift else {}
-    series: list[Series] = []
-    for passes, own in sorted(one.rows.items()):
-        x, y, runs = (list(column) for column in zip(*own, strict=True))
-        if float(passes) in vertices:
-            label, curve = family_curve("passes", passes)
-            series += sweep_series(label, x, y, runs, vertices[float(passes)], log=True, **curve)
+def _words(name: str, drift: Drift) -> str:
+    """Where one hyperparameter's optimum is at the smallest and the largest K."""
+    inside = [v for v in drift.vertices if v.interior]
+    code = paper_code(name) or name
+    if len(inside) < 2:
+        return f"{code}: fewer than two optima inside"
+    first, last, p = inside[0], inside[-1], law_values(drift.law)["p"]
+    ends = f"×{first.x:.2f} at K = {first.budget:g} to ×{last.x:.2f} at K = {last.budget:g}"
+    return f"{code} {ends}" + ("" if p is None else f", p = {p:.2g}")
+
+
+def _panel(family: str, name: str, cells: Cells, drift: Drift | None) -> Panel:
+    vertices = {v.budget: v for v in drift.vertices} if drift else {}
     return Panel(
-        f"{one.family}: {paper_code(one.name) or one.name}",
-        Axis(f"{one.name.replace('_', ' ')} (× base)", "log"),
+        f"{family}: {paper_code(name) or name}",
+        Axis(f"{name.replace('_', ' ')} (× base)", "log"),
         Axis("validation loss", "log"),
-        tuple(series),
+        tuple(sweep_curves(cells, "multiple", "loss", "passes", vertices, log=True)),
         (("x", 1.0, ""),),
         group="Hyperparameters at other numbers of passes, tokens fixed",
         columns=5,
     )
 
 
-def _table(sweeps: Sequence[HyperparameterByPasses]) -> Table:
-    rows = tuple(
-        (
-            one.family, one.name, vertex.budget, vertex.x, vertex.interior,
-            one.drift.law.exponent if one.drift.law else None,
-            one.drift.law.p_value if one.drift.law and one.drift.law.degrees_of_freedom > 0 else None,
-        )
-        for one in sweeps
-        if one.drift is not None
-        for vertex in one.drift.vertices
-    )  # fmt: skip
-    return Table(
-        "Best values by number of passes",
-        ("family", "hyperparameter", "K", "best multiple", "inside", "exponent in K", "p"),
-        rows,
-        "Multiples of the two-pass base value; the exponent is of best ∝ K^exponent.",
-    )
+def _rows(drifts: Drifts) -> list[dict[str, Any]]:
+    return [
+        {
+            "family": family, "hyperparameter": name, "K": vertex.budget, "best multiple": vertex.x,
+            "inside": vertex.interior, "exponent in K": law["exponent"], "p": law["p"],
+        }
+        for (family, name), drift in drifts.items()
+        for law in (law_values(drift.law),)
+        for vertex in drift.vertices
+    ]  # fmt: skip

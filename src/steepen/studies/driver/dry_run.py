@@ -10,18 +10,13 @@ from steepen.recipe.memory import checkpoint_bytes
 from steepen.runs.spec import UNKNOWN_DATA, RunSpec, expected_flops
 from steepen.runs.store import RunStore
 from steepen.studies.driver.drive import SimulatedStudy
+from steepen.studies.driver.journal import RequestedRun
 
 
 @dataclass(frozen=True)
-class DryRunRow:
-    """A run that the study would make."""
+class DryRunRow(RequestedRun):
+    """A run that the study would make; `flops` are those that remain, where it has a checkpoint."""
 
-    run: str
-    arm: str
-    depth: int
-    seed: int
-    tokens: int
-    flops: float  # remaining, where it has a checkpoint
     seconds: float  # estimated
     disk_bytes: int = 0  # of its last checkpoint, which it keeps
     gpus: int = 1

@@ -1,17 +1,28 @@
-"""Run independent parts of a study concurrently: merge the batches that they request."""
+"""Lead a study through its batches, and run independent parts of one concurrently."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
+from steepen.studies.answer import Work
 
-RunGenerator: TypeAlias = Generator[Sequence[RunSpec], Sequence[RunRecord | None], Any]
+T = TypeVar("T")
 
 
-def run_concurrently(parts: Sequence[RunGenerator]) -> RunGenerator:
+def lead(study: Work[T], answer: Callable[[Sequence[RunSpec]], Sequence[RunRecord | None]]) -> T:
+    """Send a study the records that `answer` gives for each batch, until it returns."""
+    try:
+        specs = next(study)
+        while True:
+            specs = study.send(answer(specs))
+    except StopIteration as end:
+        return end.value
+
+
+def run_concurrently(parts: Sequence[Work[Any]]) -> Work[Any]:
     """Run the parts in lockstep and return their results in order.
 
     The batches that they yield at each step become one, so that a dry run lists them together and all slots

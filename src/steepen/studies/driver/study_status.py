@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from steepen.launch.cost_estimate import makespan
-from steepen.runs.status import CANNOT_TELL, STATUSES, RunRow
+from steepen.runs.row import RunRow
+from steepen.runs.status import CANNOT_TELL, STATUSES
 from steepen.runs.store import RunDirectory, RunStore
 from steepen.studies.driver.journal import Journal, RequestedRun
+from steepen.utils.codec import to_builtins
 from steepen.utils.formatting import format_duration
 
 
@@ -41,15 +43,14 @@ class StudyStatus:
 
     def to_dict(self) -> dict[str, Any]:
         """For --json."""
-        return asdict(self)
+        return to_builtins(self)
 
 
 def study_status(journal: Journal, runs_directory: Path | None = None) -> StudyStatus:
     """Status from the journal and the run directories; works while the study runs on another machine."""
     entry = journal.entry
     store = RunStore(journal.runs_directory(runs_directory))
-    names = {asked.run for asked in entry.runs}
-    known = {row.run: row for row in store.rows() if row.run in names}
+    known = {row.run: row for row in store.rows(runs=[asked.run for asked in entry.runs])}
     rows = tuple(_row(asked, known.get(asked.run)) for asked in entry.runs)
     counts = Counter(row.status for row in rows)
     fractions = {row.run: _fraction_done(row, store) for row in rows}
@@ -73,10 +74,10 @@ def study_status(journal: Journal, runs_directory: Path | None = None) -> StudyS
 
 
 def _row(asked: RequestedRun, known: RunRow | None) -> RunRow:
-    """The row of a requested run; FLOPs that only custom code could count are the journal's."""
+    """The row of a requested run; what its files do not say, as FLOPs of custom code, is the journal's."""
     if known is None:
         return RunRow(**asdict(asked), status="waiting")
-    return known if known.flops else replace(known, flops=asked.flops)
+    return known if known.flops else replace(known, **asdict(asked))
 
 
 def _fraction_done(row: RunRow, store: RunStore) -> float:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from steepen.errors import UsageError, nearest
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.optim.config import OptimizerConfig
 from steepen.recipe.paper_tables import with_constant_rate
 from steepen.recipe.recipe import ScalingRule
 from steepen.recipe.recipe_choice import FIXED_RHO, FIXED_RHO_TPP
-from steepen.studies.answer import Answer, Study, Table
+from steepen.studies.answer import Answer, Draft, Study
+from steepen.studies.cells import table_of
 from steepen.studies.context import StudyContext
 from steepen.studies.driver.run_concurrently import run_concurrently
 from steepen.studies.ladders.ladder import compare_ladders
 from steepen.studies.ladders.ladder_runs import LadderSpec, ladder_spec
+from steepen.studies.registry import choose_parts
 from steepen.studies.stages.fit_recipe import fit_recipe
 
 SECTION = "Appendix B, Additional Results for Compute-Optimal Scalings"
@@ -72,7 +73,6 @@ VANILLA_SCALINGS: dict[str, tuple[ScalingRule, ...]] = {
     "weight decay N^-0.1": (ScalingRule("weight_decay", -0.1),),
     "muP output": (ScalingRule("output_multiplier", -1.0, "width"),),
 }
-PARTS = tuple(group.part for group in ABLATION_GROUPS)
 
 
 def ablations(
@@ -84,20 +84,37 @@ def ablations(
     preset's small depths are measured on the other rungs, or left out with a warning. `optimizer` first fits
     the other optimizers' recipes (learning rate, exponent, tokens per parameter), then compares ladders.
     """
-    for part in parts:
-        if part not in PARTS:
-            raise UsageError(f"--part {part!r} is not known here; the nearest are {nearest(part, PARTS)}.")
+    wanted = choose_parts("ablations", parts)
     works: dict[str, Study] = {}
     for group in ABLATION_GROUPS:
-        if group.part not in (parts or PARTS):
+        if group.part not in wanted:
             continue
         if group.part == "optimizer":
-            works |= _optimizers(context, group, rungs, seeds)
+            arm = context.preset.grids.ablations.optimizer_arm
+            for regime, name in (("width and depth", arm), ("width only", f"width-only-{arm}")):
+                own = ladder_spec(context, find_arm(name), rungs)
+                works[f"optimizer, {regime}"] = _tuned_optimizers(context, own, group.question, seeds)
         else:
-            ladders = _ladders(context, group, rungs)
-            works[group.part] = _judged(context, ladders, group.question, seeds)
+            works[group.part] = _judged(context, _ladders(context, group, rungs), group.question, seeds)
     answers: list[Answer] = yield from run_concurrently(list(works.values()))
-    return _joined(dict(zip(works, answers, strict=True)))
+    draft = Draft(method=["Every part is judged against the first ladder of its own group."])
+    for name, answer in zip(works, answers, strict=True):
+        draft.add(_named(answer, name), part=name)
+        draft.method += [sentence for sentence in answer.method[1:] if sentence not in draft.method]
+    return draft.answer("ablations", "Which design choices account for the gains?", SECTION)
+
+
+def _named(answer: Answer, part: str) -> Answer:
+    """A part's answer whose figures, tables and warnings say which part they are of."""
+    groups = {panel.group: f"{part}: {panel.group}" if panel.group else part for panel in answer.panels}
+    return replace(
+        answer,
+        findings=(),
+        panels=tuple(replace(panel, group=groups[panel.group]) for panel in answer.panels),
+        tables=tuple(replace(table, title=f"{part}: {table.title}") for table in answer.tables),
+        warnings=tuple(f"{part}: {note}" for note in answer.warnings),
+        method=(),
+    )
 
 
 def _judged(
@@ -123,10 +140,7 @@ def _ladders(context: StudyContext, group: AblationGroup, rungs: Sequence[int]) 
         ladders += [replace(own, recipe=recipe, variant=name) for name, recipe in recipes.items()]
     if group.part == "constant":
         ladders = [replace(own, recipe=with_constant_rate(own.arm, own.recipe)) for own in ladders]
-    if group.part == "growth":
-        (own,) = ladders
-        ladders = _growth_prescriptions(own)
-    return ladders
+    return _growth_prescriptions(ladders[0]) if group.part == "growth" else ladders
 
 
 def _growth_prescriptions(own: LadderSpec) -> list[LadderSpec]:
@@ -151,51 +165,34 @@ def _growth_prescriptions(own: LadderSpec) -> list[LadderSpec]:
     return found
 
 
-def _optimizers(
-    context: StudyContext, group: AblationGroup, rungs: Sequence[int], seeds: Sequence[int]
-) -> dict[str, Study]:
-    """Every optimizer against Muon, growing width with depth and width alone; Muon is the reference."""
-    arm = context.preset.grids.ablations.optimizer_arm
-    regimes = {"width and depth": arm, "width only": f"width-only-{arm}"}
-    return {
-        f"optimizer, {regime}": _tuned_optimizers(context, find_arm(name), group.question, rungs, seeds)
-        for regime, name in regimes.items()
-    }
-
-
-def _tuned_optimizers(
-    context: StudyContext, arm: Arm, question: str, rungs: Sequence[int], seeds: Sequence[int]
-) -> Study:
-    """Fit each optimizer's recipe for an arm (rate, exponent, TPP), then compare ladders."""
-    grid = context.preset.grids.ablations
-    own = ladder_spec(context, arm, rungs)
-    fitted: list[Answer] = yield from run_concurrently(
-        [_fit(context, arm, OptimizerConfig.find(name), rate) for name, rate in grid.optimizers]
+def _tuned_optimizers(context: StudyContext, own: LadderSpec, question: str, seeds: Sequence[int]) -> Study:
+    """Fit each optimizer's recipe (rate, exponent, TPP), then compare ladders; Muon is the reference."""
+    starts = dict(context.preset.grids.ablations.optimizers)
+    answers: list[Answer] = yield from run_concurrently(
+        [_fit(context, own.arm, OptimizerConfig.find(name), rate) for name, rate in starts.items()]
     )
-    ladders = [own]
-    for (name, _), answer in zip(grid.optimizers, fitted, strict=True):
-        recipe = answer.recipes[0].recipe
-        ladders.append(LadderSpec(arm, recipe, own.depths, OptimizerConfig.find(name), variant=name))
-    judged = yield from _judged(context, ladders, question, seeds)
+    fitted = dict(zip(starts, answers, strict=True))
+    recipes = {name: answer.recipes[0].recipe for name, answer in fitted.items()}
+    others = [replace(own, recipe=recipe, optimizer=OptimizerConfig.find(name), variant=name)
+              for name, recipe in recipes.items()]  # fmt: skip
+    judged = yield from _judged(context, [own, *others], question, seeds)
+    rows = [
+        {
+            "optimizer": name, "learning rate": recipe.base.learning_rate,
+            "exponent": recipe.learning_rate_exponent, "tokens per parameter": recipe.tpp,
+            "weight decay": recipe.base.weight_decay,
+        }
+        for name, recipe in {"reference": own.recipe, **recipes}.items()
+    ]  # fmt: skip
     return replace(
         judged,
-        values={
-            **judged.values,
-            "tuned": {
-                name: answer.values["recipe"]
-                for (name, _), answer in zip(grid.optimizers, fitted, strict=True)
-            },
-        },
-        tables=(*judged.tables, _tuned_table(own, grid.optimizers, fitted)),
+        values={**judged.values, "tuned": {name: answer.values["recipe"] for name, answer in fitted.items()}},
+        tables=(*judged.tables, table_of("Recipes of the optimizers", rows)),
         warnings=(
             *judged.warnings,
-            *(
-                f"{n}: {note}"
-                for (n, _), a in zip(grid.optimizers, fitted, strict=True)
-                for note in a.warnings
-            ),
+            *(f"{name}: {note}" for name, answer in fitted.items() for note in answer.warnings),
         ),
-        runs=tuple(dict.fromkeys((*judged.runs, *(run for answer in fitted for run in answer.runs)))),
+        runs=tuple(dict.fromkeys((*judged.runs, *(run for answer in answers for run in answer.runs)))),
     )
 
 
@@ -211,49 +208,3 @@ def _fit(context: StudyContext, arm: Arm, optimizer: OptimizerConfig, rate: floa
     start = replace(recipe, base=replace(recipe.base, learning_rate=rate), learning_rate_base=None)
     own = replace(context, preset=replace(context.preset, grids=fewer), optimizer=optimizer)
     return fit_recipe(own.with_recipe(arm, start), arms=[arm], from_recipe=True)
-
-
-def _tuned_table(own: LadderSpec, optimizers: Sequence[tuple[str, float]], fitted: Sequence[Answer]) -> Table:
-    recipes = [("reference", own.recipe)]
-    recipes += [(name, a.recipes[0].recipe) for (name, _), a in zip(optimizers, fitted, strict=True)]
-    rows = tuple(
-        (name, recipe.base.learning_rate, recipe.learning_rate_exponent, recipe.tpp, recipe.base.weight_decay)
-        for name, recipe in recipes
-    )
-    return Table(
-        "Recipes of the optimizers",
-        ("optimizer", "learning rate", "exponent", "tokens per parameter", "weight decay"),
-        rows,
-    )
-
-
-def _joined(answers: dict[str, Answer]) -> Answer:
-    verdicts = tuple(
-        replace(verdict, part=name) for name, answer in answers.items() for verdict in answer.verdicts
-    )
-    return Answer(
-        study="ablations",
-        question="Which design choices account for the gains?",
-        section=SECTION,
-        findings=(),
-        values={name: answer.values for name, answer in answers.items()},
-        verdicts=verdicts,
-        fits=tuple(replace(fit, part=name) for name, answer in answers.items() for fit in answer.fits),
-        panels=tuple(
-            replace(panel, group=f"{name}: {panel.group}" if panel.group else name)
-            for name, answer in answers.items()
-            for panel in answer.panels
-        ),
-        tables=tuple(
-            replace(table, title=f"{name}: {table.title}")
-            for name, answer in answers.items()
-            for table in answer.tables
-        ),
-        warnings=tuple(f"{name}: {note}" for name, answer in answers.items() for note in answer.warnings),
-        cautions=tuple(dict.fromkeys(note for answer in answers.values() for note in answer.cautions)),
-        method=(
-            "Every part is judged against the first ladder of its own group.",
-            *dict.fromkeys(sentence for answer in answers.values() for sentence in answer.method[1:]),
-        ),
-        runs=tuple(dict.fromkeys(run for answer in answers.values() for run in answer.runs)),
-    )

@@ -35,9 +35,7 @@ from steepen.studies.ladders.verdict_report import (
     verdict_table,
 )
 from steepen.studies.plotting import line
-from steepen.studies.scores.downstream import FORECASTS, downstream_answer
-from steepen.studies.scores.score_forecasts import SIGMOIDS
-from steepen.studies.scores.score_series import checkpoint_of
+from steepen.studies.scores.downstream import analyse_downstream
 from steepen.utils.formatting import format_flops, percent
 from steepen.utils.json_io import json_safe
 
@@ -212,21 +210,17 @@ def _with_score_forecasts(
     answer: Answer, measured: Sequence[MeasuredLadder], held: Sequence[MeasuredLadder], reference: str
 ) -> Answer:
     """The answer with forecasts of answer NLL and CORE, where the runs have been evaluated."""
-    runs = [checkpoint_of(record) for one in (*measured, *held) for record in one.records]
+    runs = [run for one in (*measured, *held) for run in one.scores.runs]
     if not any(run.nll is not None for run in runs):
         return answer
     names = [record.run for one in held for record in one.records]
-    found = downstream_answer(runs, reference=reference, held_out=names)
-    kept = [panel for panel in found.panels if panel.group.startswith((FORECASTS, SIGMOIDS))]
+    found = analyse_downstream(runs, reference=reference, held_out=names)
     return replace(
         answer,
-        findings=(*answer.findings, *(text for text in found.findings if "forecast" in text)),
-        panels=(*answer.panels, *kept),
-        tables=(
-            *answer.tables,
-            *(table for table in found.tables if table.title.startswith("Compute forecast")),
-        ),
-        values={**answer.values, "downstream": found.values},
+        findings=(*answer.findings, *found.forecasts.findings),
+        panels=(*answer.panels, *found.forecasts.panels),
+        tables=(*answer.tables, *found.forecasts.tables),
+        values={**answer.values, "downstream": json_safe(found.scores.values)},
     )
 
 

@@ -35,7 +35,7 @@ from steepen.studies.ladders.verdict_report import (
     verdict_table,
     what_would_change,
 )
-from steepen.studies.scores.ladder_scores import ladder_scores, make_series
+from steepen.studies.scores.downstream import ladder_scores
 from steepen.utils.json_io import json_safe
 
 SECTION = "Section 4.2, Improving the Exponent of the Scaling Laws"
@@ -149,10 +149,7 @@ def compare_ladders(
         warnings += [f"per second: {note}" for note in timed.analysis.warnings if note not in already]
         warnings += _time_warnings(records)
     warnings += repeated_data_warnings(measured)
-    scores = ladder_scores(
-        [make_series(one.spec.label, one.spec.arm.name, one.spec.variant, one.records) for one in measured],
-        reference,
-    )
+    scores = ladder_scores([one.scores for one in measured], reference)
     panels += scores.panels
     tables += [recipes_table(measured), *scores.tables]
     recipes = "at their own recipes"
@@ -164,7 +161,7 @@ def compare_ladders(
         study=study,
         question=question,
         section=section,
-        findings=scores.findings,
+        findings=tuple(scores.findings),
         values={**values, "what_would_change": what_would_change(analysis)},
         verdicts=verdicts,
         fits=fits,

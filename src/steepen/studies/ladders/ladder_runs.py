@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Literal
@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from steepen.errors import UsageError
+from steepen.evaluation.scored_runs import ScoreSeries, scored_run
 from steepen.laws.analysis import AnalysisRequest, LadderAnalysis, analyse
 from steepen.laws.ladder import Ladder, group_rungs, read_ladders
 from steepen.laws.table import MIN_ARM_RUNGS, MIN_REFERENCE_RUNGS, table_from
@@ -17,13 +18,13 @@ from steepen.model.arm import Arm
 from steepen.optim.config import OptimizerConfig
 from steepen.recipe.recipe import Recipe
 from steepen.runs.record import RunRecord
-from steepen.runs.spec import RunSpec
+from steepen.studies.answer import Work
+from steepen.studies.cells import Plan, measure
 from steepen.studies.context import StudyContext, require_all_finished
+from steepen.utils.rows import Rows
 
 BOOTSTRAP_DRAWS = 2000
 Measure = Literal["flops", "seconds"]  # what ladders are compared by
-
-Runs = Generator[Sequence[RunSpec], Sequence[RunRecord | None], Any]
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,12 @@ class MeasuredLadder:
         """The records of all rungs and seeds."""
         return [record for records in self.runs.values() for record in records]
 
+    @property
+    def scores(self) -> ScoreSeries:
+        """The scores of its runs, in order of compute."""
+        runs = sorted(map(scored_run, self.records), key=lambda run: run.flops)
+        return ScoreSeries(self.spec.label, self.spec.arm.name, self.spec.variant, "", Rows(runs))
+
 
 def cost_of(record: RunRecord, by: Measure) -> float:
     """FLOPs of a run, or its seconds of training."""
@@ -103,29 +110,33 @@ def drop_impossible_depths(ladder: LadderSpec, context: StudyContext) -> tuple[L
 
 def run_ladders(
     context: StudyContext, ladders: Sequence[LadderSpec], seeds: Sequence[int] | None = None
-) -> Runs:
-    """Run every rung and seed of some ladders; returns a list of `MeasuredLadder`."""
-    seeds = seeds or context.preset.seeds
-    keys = [(i, depth, seed) for i, ladder in enumerate(ladders) for depth in ladder.depths for seed in seeds]
-    planned_runs = {
-        (i, depth): ladder.recipe.at(ladder.arm, depth, context.size_rule)
-        for i, ladder in enumerate(ladders)
-        for depth in ladder.depths
-    }
+) -> Work[list[MeasuredLadder]]:
+    """Run every rung and seed of some ladders."""
+    runs = [
+        (one, depth, one.recipe.at(one.arm, depth, context.size_rule))
+        for one in ladders
+        for depth in one.depths
+    ]
     # Raises if the data are too few for the largest run, before anything is trained.
-    context.spec(max(planned_runs.values(), key=lambda planned: planned.tokens))
-    specs = {
-        (i, depth, seed): context.spec(planned_runs[i, depth], seed=seed, optimizer=ladders[i].optimizer)
-        for i, depth, seed in keys
-    }
+    context.spec(max((run for _, _, run in runs), key=lambda run: run.tokens))
     # Longest first: with few workers no single large run is left for the end.
-    order = sorted(keys, key=lambda key: planned_runs[key[:2]].flops.total, reverse=True)
-    batch = [specs[key] for key in order]
-    records = require_all_finished(batch, (yield batch))
-    found = dict(zip(order, records, strict=True))
+    runs.sort(key=lambda planned: planned[2].flops.total, reverse=True)
+    plans: list[Plan] = [
+        (context.spec(run, seed=seed, optimizer=one.optimizer), {"ladder": one.label, "depth": depth})
+        for one, depth, run in runs
+        for seed in seeds or context.preset.seeds
+    ]
+    cells = yield from measure(context, plans)
+    require_all_finished([cell.spec for cell in cells], [cell.record for cell in cells])
     return [
-        MeasuredLadder(ladder, {depth: [found[i, depth, seed] for seed in seeds] for depth in ladder.depths})
-        for i, ladder in enumerate(ladders)
+        MeasuredLadder(
+            one,
+            {
+                depth: [cell.record for cell in cells.where(ladder=one.label, depth=depth) if cell.record]
+                for depth in one.depths
+            },
+        )
+        for one in ladders
     ]
 
 

@@ -35,9 +35,10 @@ def study_verdicts(
 def study_fits(analysis: LadderAnalysis, measured: Sequence[MeasuredLadder]) -> tuple[StudyFit, ...]:
     """The law of every ladder by every method."""
     ladders = {one.spec.label: one.spec for one in measured}
+    runs = {one.spec.label: tuple(record.run for record in one.records) for one in measured}
     return tuple(
         StudyFit(law, "loss", analysis.request.unit, ladders[name].arm.name, ladders[name].variant,
-                 method=method)
+                 method=method, runs=runs[name])
         for method, fit in analysis.fits.items()
         for name, law in fit.arms.items()
     )  # fmt: skip

@@ -1,4 +1,9 @@
-"""The downstream analysis: does a better scaling law of the loss carry over to tasks?"""
+"""The downstream analysis: does a better scaling law of the loss carry over to tasks?
+
+Runs with scores are grouped into series. Within each corpus every series is compared with the reference:
+metrics along the ladders, multipliers at equal metrics, what the loss does not explain, and forecasts beyond
+the runs. Then corpora are compared with one another.
+"""
 
 from __future__ import annotations
 
@@ -6,271 +11,311 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
-from steepen.errors import SteepenError, UsageError, nearest
+from steepen.errors import SteepenError, UsageError
+from steepen.evaluation.forecast import MIN_RUNS, Forecast, Held, forecast_core
+from steepen.evaluation.scored_runs import ScoredRun, ScoreSeries, find_runs, find_series, group_series
 from steepen.laws.analysis import fit_compute
-from steepen.laws.fits.compute_law import ComputeFit, FitSettings
+from steepen.laws.fits.compute_law import ArmLaw, FitSettings
 from steepen.laws.ladder import make_ladder
-from steepen.model.arms import find_arm
-from steepen.studies.answer import Answer, Axis, Panel, Series, Table
-from steepen.studies.plotting import line, points
-from steepen.studies.scores.score_forecasts import (
-    CURVE_POINTS,
-    MIN_LAW_RUNS,
-    CoreForecast,
-    core_panel,
-    crossing_table,
-    forecast_core,
-    nll_laws,
-    nll_panel,
-    sigmoid_panels,
-)
-from steepen.studies.scores.score_ladders import (
-    COMPUTE,
-    LADDERS,
-    METRICS,
-    MULTIPLIERS,
-    kl_depth_panels,
-    multiplier_panels,
-    multiplier_table,
-    passes_panels,
-    score_ladders,
-    score_multipliers,
-)
-from steepen.studies.scores.score_residuals import (
-    bar_panels,
-    pool_answer_nll,
-    pooled_panels,
-    residual_table,
-    task_bars,
-)
-from steepen.studies.scores.score_series import (
-    Metric,
-    ScoredCheckpoint,
-    ScoreSeries,
-    group_series,
-    held_out_runs,
-)
+from steepen.runs.record import RunRecord
+from steepen.studies.answer import Answer, Axis, Draft, Panel, Series
+from steepen.studies.plotting import line
+from steepen.studies.scores import score_forecasts, score_ladders, score_residuals
+from steepen.studies.scores.score_forecasts import Scope
+from steepen.studies.scores.score_ladders import ANSWER_NLL, CORE22, LOSS, METRICS, MetricKind, MultiplierRow
 from steepen.utils.formatting import format_flops
-from steepen.utils.json_io import json_safe
 
 SECTION = "Appendix C, Corpus Transfer and Downstream Evaluation"
 FORECASTS = "Forecasts beyond the ladders"
-Held = Mapping[str, Sequence[ScoredCheckpoint]]
-Predict = Callable[[float], Any]  # a metric at FLOPs
+LOSS_CAPTION = "Laws by the paper's method: one irreducible loss, from the reference."
+NLL_CAPTION = "Laws with an irreducible NLL for each series, dashed beyond its runs."
 
 
-@dataclass
-class Parts:
-    """What the analysis has found so far."""
+@dataclass(frozen=True)
+class Downstream:
+    """What the scores of some runs show; `forecasts` is the part of `scores` that is beyond the runs."""
 
-    findings: list[str] = field(default_factory=list[str])
-    panels: list[Panel] = field(default_factory=list[Panel])
-    tables: list[Table] = field(default_factory=list[Table])
-    warnings: list[str] = field(default_factory=list[str])
-    values: dict[str, Any] = field(default_factory=dict[str, Any])
+    reference: str
+    records: list[RunRecord]  # none for runs of a table
+    scores: Draft = field(default_factory=Draft)
+    forecasts: Draft = field(default_factory=Draft)
+    multipliers: list[MultiplierRow] = field(default_factory=list[MultiplierRow])
+
+    def answer(self) -> Answer:
+        """The answer of the analysis; points of a table's runs carry their names as text."""
+        question = f"Do gains in loss over {self.reference} carry over to downstream scores?"
+        answer = self.scores.answer("downstream", question, SECTION)
+        if len(self.records) == len(answer.runs):
+            return answer
+        panels = [
+            replace(panel, series=tuple(replace(s, runs=(), texts=s.texts or s.runs) for s in panel.series))
+            for panel in answer.panels
+        ]
+        return replace(answer, runs=(), panels=tuple(panels))
 
 
-def downstream_answer(
-    runs: Sequence[ScoredCheckpoint],
+def analyse_downstream(
+    runs: Sequence[ScoredRun],
     *,
     reference: str = "vanilla",
     held_out: Sequence[str] = (),
     targets: Sequence[float] = (),
     arms: Sequence[str] = (),
     corpora: Mapping[str, str] | None = None,
-) -> Answer:
+) -> Downstream:
     """Ladders, multipliers, residuals and forecasts of downstream scores, from runs that have them.
 
     `reference` is the arm that multipliers compare with, in every corpus of its own. Runs named by
     `held_out` (beginnings of names) take part in no fit. `targets` are FLOPs to forecast at.
     """
     scored = [run for run in runs if run.scored]
-    if arms:
-        wanted = {find_arm(name).name for name in arms}
-        scored = [run for run in scored if run.arm in wanted]
     if not scored:
         raise UsageError(
             f"none of the {len(runs)} runs has scores; `steepen eval RUNS --data … --core …` adds them."
         )
-    base = find_arm(reference).name
-    if all(run.arm != base for run in scored):
-        known = sorted({run.arm for run in scored})
-        raise UsageError(
-            f"there is no scored run of the reference {base!r}; the nearest are {nearest(base, known)}."
-        )
-    out = held_out_runs(scored, held_out)
-    names = {run.run for run in out}
-    everything = group_series(scored, corpora)
-    held = {one.label: [run for run in one.runs if run.run in names] for one in everything}
-    series = [left for one in everything if (left := one.without(names)).runs]
-    farthest = max(
-        [*targets, *(run.flops for run in out), 10 * max(run.flops for run in scored if run.run not in names)]
-    )
-    found = Parts()
+    everything = group_series(scored, arms, corpora)
+    base = find_series(everything, reference)[0].arm
+    labels = {run.run: one.label for one in everything for run in one.runs}
+    scored = [run for run in scored if run.run in labels]
+    out = find_runs(scored, held_out)
+    held = {one.label: [run for run in out if labels[run.run] == one.label] for one in everything}
+    series = [left for one in everything if (left := one.without(out)).runs]
+    largest = max(run.flops for one in series for run in one.runs)
+    scope = Scope(max([*targets, *(run.flops for run in out), 10 * largest]), targets, held)
+    found = Downstream(base, [run.record for run in scored if run.record is not None])
+    _compare_series(found, series, scope)
+    draft = found.scores
+    draft.panels += [*score_ladders.kl_depth_panels(series), *score_ladders.passes_panels(series)]
+    draft.method += [
+        f"{len(scored)} runs with scores, {len(out)} of them held out of every fit.",
+        "Multipliers compare compute at an equal metric, interpolated between runs in log compute.",
+        "CORE is forecast task by task: a law of the task's NLL for each series, one sigmoid from NLL to "
+        "centred accuracy for all series, and one factor from the mean of the tasks to CORE.",
+    ]
+    draft.runs += [run.run for run in scored]
+    return found
+
+
+def ladder_scores(series: Sequence[ScoreSeries], reference: str) -> Draft:
+    """What the scores of a study's own ladders show; nothing where no run was evaluated."""
+    base = next(one for one in series if one.label == reference)
+    draft = Draft()
+    if any(one.runs.having("nll") or one.runs.having("core22") for one in series):
+        rows = _add_multipliers(draft, series, base)[1]
+        _add_residuals(draft, series, base, tables=False)
+        draft.findings = [
+            f"{row.arm}: at equal answer NLL the multiplier over {reference} goes from {row.multiplier:.2f}× "
+            f"to {row.multiplier_there:.2f}×."
+            for row in rows
+            if row.equal == ANSWER_NLL.name
+        ]
+    tops = [(one.label, deep[-1].kl_depth) for one in series if (deep := one.runs.having("kl_depth"))]
+    if tops:
+        words = ", ".join(f"{label} {depth:g}" for label, depth in tops)
+        draft.findings.append(f"KL effective depth at each ladder's top rung: {words}.")
+    draft.panels += [*score_ladders.kl_depth_panels(series), *score_ladders.passes_panels(series)]
+    return draft
+
+
+def _compare_series(found: Downstream, series: Sequence[ScoreSeries], scope: Scope) -> None:
+    """Compare the series of each corpus with its reference, and corpora with one another."""
     places = list(dict.fromkeys(one.corpus for one in series))
     for place in places:
+        suffix = "" if len(places) == 1 else f", {place}"
         own = [one for one in series if one.corpus == place]
-        _one_corpus(found, own, base, held, farthest, targets, "" if len(places) == 1 else f", {place}")
+        reference = next((one for one in own if one.arm == found.reference), None)
+        if reference is not None:
+            _one_corpus(found, own, reference, scope, suffix)
+        else:
+            missing = f"there is no scored run of {found.reference}{suffix}: nothing to compare with there"
+            found.scores.warnings.append(missing)
     if len(places) > 1:
-        _corpora(found, series, base, held, farthest)
-    found.panels += [*kl_depth_panels(series), *passes_panels(series)]
-    return Answer(
-        study="downstream",
-        question=f"Do gains in loss over {base} carry over to downstream scores?",
-        section=SECTION,
-        findings=tuple(found.findings),
-        values=json_safe(found.values),
-        panels=tuple(found.panels),
-        tables=tuple(found.tables),
-        warnings=tuple(found.warnings),
-        method=(
-            f"{len(scored)} runs with scores, {len(out)} of them held out of every fit.",
-            "Multipliers compare compute at an equal metric, interpolated between runs in log compute.",
-            "CORE is forecast task by task: a law of the task's NLL for each series, one sigmoid from NLL to "
-            "centred accuracy for all series, and one factor from the mean of the tasks to CORE.",
-        ),
-        runs=tuple(run.run for run in scored),
-    )
+        _corpora(found.scores, series, found.reference, scope)
 
 
 def _one_corpus(
-    found: Parts,
-    series: Sequence[ScoreSeries],
-    base: str,
-    held: Held,
-    farthest: float,
-    targets: Sequence[float],
-    suffix: str,
+    found: Downstream, series: Sequence[ScoreSeries], reference: ScoreSeries, scope: Scope, suffix: str
 ) -> None:
-    reference = next((one for one in series if one.arm == base), None)
-    if reference is None:
-        found.warnings.append(f"there is no scored run of {base}{suffix}: nothing to compare with there")
-        return
-    values: dict[str, Any] = {}
-    found.values[suffix.removeprefix(", ") or "scores"] = values
-    multipliers = score_multipliers(series, reference)
-    ladders = score_ladders(series, LADDERS + suffix)
-    gains = multiplier_panels(series, reference, multipliers, MULTIPLIERS + suffix)
-    found.panels += [replace(panel, title=panel.title + suffix) for panel in (*ladders, *gains)]
-    if multipliers:
-        found.tables.append(_titled(multiplier_table(multipliers, reference.label), suffix))
+    draft = found.scores
+    multipliers, rows = _add_multipliers(draft, series, reference, suffix)
+    found.multipliers.extend(rows)
     for one in series:
-        words = [
-            f"{name} {rows[0].value:.2f}× → {rows[-1].value:.2f}×"
+        own = [row for row in rows if row.arm == one.label]
+        words = [f"{row.equal} {row.multiplier:.2f}× → {row.multiplier_there:.2f}×" for row in own]
+        draft.findings += [f"{one.label}: compute multiplier at equal {'; '.join(words)}."] if own else []
+    values: dict[str, Any] = {
+        "multipliers": {
+            name: {label: [[m.flops, m.value] for m in own] for label, own in by_series.items()}
             for name, by_series in multipliers.items()
-            if (rows := by_series.get(one.label, []))
-        ]
-        if words:
-            found.findings.append(f"{one.label}: compute multiplier at equal {'; '.join(words)}.")
-    values["multipliers"] = {
-        name: {label: [[m.flops, m.value] for m in rows] for label, rows in by_series.items()}
-        for name, by_series in multipliers.items()
+        }
     }
-    pooled = pool_answer_nll(series)
+    values |= _add_residuals(draft, series, reference, suffix)
+    forecasts, forecast_values = _forecasts(series, reference, scope, suffix)
+    draft.add(forecasts)
+    found.forecasts.add(forecasts)
+    draft.findings += [
+        f"At {format_flops(one['flops'])} FLOPs the fitted laws give {one['arm']} a multiplier of "
+        f"{one['multiplier']:.2f}× over {reference.label}."
+        for one in forecast_values.get("loss_forecast", {}).get("multipliers", ())
+    ]
+    draft.values[suffix.removeprefix(", ") or "scores"] = values | forecast_values
+
+
+def _add_multipliers(
+    draft: Draft, series: Sequence[ScoreSeries], reference: ScoreSeries, suffix: str = ""
+) -> tuple[score_ladders.Multipliers, list[MultiplierRow]]:
+    """Add metrics along the series and multipliers where they are equal."""
+    found = score_ladders.score_multipliers(series, reference)
+    rows = score_ladders.multiplier_rows(found)
+    draft.panels += score_ladders.metric_panels(series, suffix)
+    draft.panels += score_ladders.multiplier_panels(series, reference, found, suffix)
+    draft.tables.append(score_ladders.multiplier_table(rows, reference.label, suffix))
+    return found, rows
+
+
+def _add_residuals(
+    draft: Draft, series: Sequence[ScoreSeries], reference: ScoreSeries, suffix: str = "", tables: bool = True
+) -> dict[str, Any]:
+    """Add what the loss does not explain: answer NLL about one line for all, tasks about the reference's."""
+    values: dict[str, Any] = {}
+    pooled = score_residuals.pool_answer_nll(series)
+    bars = score_residuals.task_bars(series, reference)
     if pooled is not None:
-        found.panels += [_grouped(panel, suffix) for panel in pooled_panels(series, pooled)]
-        lowest = min(pooled.means, key=lambda label: pooled.means[label].mean)
-        found.findings.append(
-            f"Answer NLL follows the loss{suffix}: one line explains {pooled.fit.r_squared:.2%} of its "
-            f"variance (residual SD {pooled.fit.sd:.4f}); {lowest} lies lowest, "
-            f"{pooled.means[lowest].mean:+.4f} on average."
+        draft.panels += score_residuals.pooled_panels(series, pooled, suffix)
+        fit, means = pooled.fit, pooled.means
+        lowest = min(means, key=lambda label: means[label])
+        draft.findings.append(
+            f"Answer NLL follows the loss{suffix}: one line explains {fit.r_squared:.2%} of its "
+            f"variance (residual SD {fit.sd:.4f}); {lowest} lies lowest, {means[lowest]:+.4f} on average."
         )
-        values["pooled"] = {
-            "intercept": pooled.fit.intercept,
-            "slope": pooled.fit.slope,
-            "sd": pooled.fit.sd,
-            "means": {label: row.mean for label, row in pooled.means.items()},
-        }
-    bars = task_bars(series, reference)
-    if bars and bars[0].residuals:
-        found.panels += [_grouped(panel, suffix) for panel in bar_panels(series, reference, bars)]
-        found.tables += [_titled(residual_table(one), suffix) for one in bars]
-        values["task_residuals"] = {
-            one.runs: {label: {t: r.mean for t, r in left.items()} for label, left in one.residuals.items()}
-            for one in bars
-        }
-    _forecasts(found, values, series, reference, held, farthest, targets, suffix)
+        values["pooled"] = {"intercept": fit.intercept, "slope": fit.slope, "sd": fit.sd, "means": means}
+    if bars:
+        draft.panels += score_residuals.bar_panels(series, reference, bars, suffix)
+        draft.tables += [score_residuals.residual_table(one, suffix) for one in bars if tables]
+        values["task_residuals"] = {one.runs: one.means for one in bars}
+    return values
 
 
 def _forecasts(
-    found: Parts,
-    values: dict[str, Any],
-    series: Sequence[ScoreSeries],
-    reference: ScoreSeries,
-    held: Held,
-    farthest: float,
-    targets: Sequence[float],
-    suffix: str,
-) -> None:
+    series: Sequence[ScoreSeries], reference: ScoreSeries, scope: Scope, suffix: str
+) -> tuple[Draft, dict[str, Any]]:
     """Loss, answer NLL and CORE beyond the ladders, of the series whose CORE can be forecast."""
-    core = forecast_core(series)
-    chosen = [one for one in series if core is None or one in core.series]
-    group = FORECASTS + suffix
-    loss = _loss_fit(chosen, reference)
-    if loss is not None:
-        values["loss_forecast"] = _loss_values(found, chosen, loss, reference, held)
-        ends = [1.2 * one["multiplier"] * one["flops"] for one in values["loss_forecast"]["multipliers"]]
-        panel = _loss_panel(chosen, loss, held, max([farthest, *ends]), group)
-        saved = [
-            line(
-                f"{one['multiplier']:.2f}× the compute for {reference.label}",
-                (one["flops"], one["multiplier"] * one["flops"]),
-                [float(loss.arms[one["arm"]].predict(one["flops"]))] * 2,
-                role="control",
-            )
-            for one in values["loss_forecast"]["multipliers"]
+    draft, values, group = Draft(), dict[str, Any](), FORECASTS + suffix
+    core = forecast_core(series, scope.targets)
+    chosen = series if core is None else core.series
+    if laws := _laws(chosen, LOSS, reference.label):
+        ratios = _law_multipliers(laws, reference.label, scope.held)
+        misses = _misses(draft, LOSS.name, LOSS, scope.held, laws, lambda law, x: law.predict(x))
+        values["loss_forecast"] = {"held_out": misses, "multipliers": ratios}
+        draft.panels.append(_loss_panel(chosen, laws, ratios, reference.label, scope, group))
+    if laws := _own_laws(chosen, ANSWER_NLL):
+        draft.panels.append(_nll_panel(chosen, laws, scope, group))
+        misses = _misses(draft, ANSWER_NLL.name, ANSWER_NLL, scope.held, laws, lambda law, x: law.predict(x))
+        values["nll_forecast"] = misses
+    if core is not None:
+        panels = score_forecasts.core_panel(core, scope, group), *score_forecasts.sigmoid_panels(core, suffix)
+        draft.panels += panels
+        if reference in core.series:
+            draft.tables.append(score_forecasts.crossing_table(core, reference.label, suffix))
+            draft.findings += _ratio_sentences(core, reference.label)
+        labels, targets = {one.label: one.label for one in core.series}, core.at_targets()
+        misses = _misses(
+            draft, "CORE", CORE22, scope.held, labels, lambda own, x: core.fit.predict(own, x)[0]
+        )
+        values["core_forecast"] = {
+            "r": core.fit.r,
+            "crossings": core.crossings,
+            "held_out": misses,
+            "targets": [{"arm": label, "flops": flops, "core": score} for label, flops, score in targets],
+        }
+        draft.findings += [
+            f"{label} at {format_flops(flops)} FLOPs: CORE {score:.4f} forecast."
+            for label, flops, score in targets
         ]
-        found.panels.append(replace(panel, series=(*panel.series, *saved)))
-    laws = nll_laws(chosen)
-    if laws:
-        found.panels.append(nll_panel(chosen, laws, held, farthest, group=group))
-        values["nll_forecast"] = _misses(
-            found, "answer NLL", held, lambda run: run.nll,
-            {label: law.predict for label, law in laws.items()},
-        )  # fmt: skip
-    if core is None:
-        return
-    found.panels.append(core_panel(core, held, farthest, group=group))
-    found.panels += [_grouped(panel, suffix) for panel in sigmoid_panels(core)]
-    if reference in core.series:
-        found.tables.append(_titled(crossing_table(core, reference.label), suffix))
-        found.findings += _ratio_sentences(core, reference.label)
+    return draft, values
 
-    def predictor(label: str) -> Predict:
-        return lambda flops: core.fit.predict(label, flops)[0]
 
-    at_targets = [
-        (one.label, flops, float(core.fit.predict(one.label, flops)[0]))
-        for flops in targets
-        for one in core.series
-    ]
-    values["core_forecast"] = {
-        "r": core.fit.r,
-        "crossings": core.crossings,
-        "held_out": _misses(
-            found,
-            "CORE",
-            held,
-            lambda run: run.core22,
-            {one.label: predictor(one.label) for one in core.series},
-        ),
-        "targets": [{"arm": label, "flops": flops, "core": score} for label, flops, score in at_targets],
-    }
-    found.findings += [
-        f"{label} at {format_flops(flops)} FLOPs: CORE {score:.4f} forecast."
-        for label, flops, score in at_targets
+def _laws(series: Sequence[ScoreSeries], kind: MetricKind, base: str) -> dict[str, ArmLaw]:
+    """Laws by the paper's method, with the irreducible value of `base`; {} if they cannot be fitted."""
+    columns = {one.label: one.metric(kind.field) for one in series}
+    ladders = {label: make_ladder(label, *own) for label, own in columns.items() if len(own[0]) >= MIN_RUNS}
+    if base not in ladders:
+        return {}
+    try:
+        return fit_compute(ladders, FitSettings(base, method="paper", reference_law="free-fit")).arms
+    except SteepenError:  # too few or flat: no law, the points stay
+        return {}
+
+
+def _own_laws(series: Sequence[ScoreSeries], kind: MetricKind) -> dict[str, ArmLaw]:
+    """Laws each with an irreducible value of its own."""
+    return {label: law for one in series for label, law in _laws([one], kind, one.label).items()}
+
+
+def _law_multipliers(laws: Mapping[str, ArmLaw], base: str, held: Held) -> list[dict[str, Any]]:
+    """The fitted multiplier of every series at the compute of its held-out runs."""
+    rows = [(label, law, run.flops) for label, law in laws.items() for run in held.get(label, ())]
+    return [
+        {"arm": label, "flops": x, "multiplier": float(laws[base].compute_for(law.predict(x))) / x}
+        for label, law, x in rows
+        if label != base
     ]
 
 
-def _ratio_sentences(core: CoreForecast, base: str) -> list[str]:
+def _loss_panel(
+    series: Sequence[ScoreSeries], laws: Mapping[str, ArmLaw], ratios: Sequence[Mapping[str, Any]], base: str,
+    scope: Scope, group: str,
+) -> Panel:  # fmt: skip
+    """The loss with its laws, and horizontal lines from held-out runs to the compute the reference needs."""
+    ends = [1.2 * one["multiplier"] * one["flops"] for one in ratios]
+    wide = replace(scope, farthest=max([scope.farthest, *ends]))
+    fields = {"group": group, "caption": LOSS_CAPTION}
+    panel = score_forecasts.metric_forecast_panel(series, LOSS, laws, wide, **fields)
+    saved = [
+        line(
+            f"{one['multiplier']:.2f}× the compute for {base}",
+            (one["flops"], one["multiplier"] * one["flops"]),
+            [float(laws[one["arm"]].predict(one["flops"]))] * 2,
+            role="control",
+        )
+        for one in ratios
+    ]
+    return replace(panel, series=(*panel.series, *saved))
+
+
+def _nll_panel(series: Sequence[ScoreSeries], laws: Mapping[str, ArmLaw], scope: Scope, group: str) -> Panel:
+    fields = {"group": group, "caption": NLL_CAPTION}
+    return score_forecasts.metric_forecast_panel(series, ANSWER_NLL, laws, scope, **fields)
+
+
+def _misses(
+    draft: Draft, name: str, kind: MetricKind, held: Held, fits: Mapping[str, Any],
+    predict: Callable[[Any, float], Any],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Held-out runs against the forecast of fits without them."""
+    rows: list[dict[str, Any]] = [
+        {"arm": label, "run": run.run, "flops": run.flops, "observed": run[kind.field],
+         "forecast": float(predict(fits[label], run.flops))}
+        for label, runs in held.items()
+        for run in runs
+        if run[kind.field] is not None and label in fits
+    ]  # fmt: skip
+    draft.findings += [
+        f"{row['arm']}, held out at {format_flops(row['flops'])} FLOPs: {name} {row['observed']:.4f} against "
+        f"{row['forecast']:.4f} forecast ({row['observed'] - row['forecast']:+.4f})."
+        for row in rows
+    ]
+    return rows
+
+
+def _ratio_sentences(core: Forecast, base: str) -> list[str]:
     sentences: list[str] = []
     for one in core.series:
-        if one.label == base:
-            continue
-        known = [(n, r) for n in core.crossings if (r := core.ratio(n, base, one.label)) is not None]
-        if known:
+        ratios = {
+            name: score_forecasts.crossing_ratio(core, name, base, one.label) for name in core.crossings
+        }
+        known = [(name, ratio) for name, ratio in ratios.items() if ratio is not None]
+        if known and one.label != base:
             words = f"{known[0][1]:.2f}× for {known[0][0]} to {known[-1][1]:.2f}× for {known[-1][0]}"
             sentences.append(
                 f"{base} is forecast to need {words} the compute of {one.label} to match their CORE."
@@ -278,149 +323,46 @@ def _ratio_sentences(core: CoreForecast, base: str) -> list[str]:
     return sentences
 
 
-def _loss_fit(series: Sequence[ScoreSeries], reference: ScoreSeries) -> ComputeFit | None:
-    ladders = {
-        one.label: make_ladder(one.label, *one.column(lambda run: run.loss)[:2])
-        for one in series
-        if len(one.runs) >= MIN_LAW_RUNS
-    }
-    if reference.label not in ladders:
-        return None
-    try:
-        return fit_compute(ladders, FitSettings(reference.label, method="paper", reference_law="free-fit"))
-    except SteepenError:
-        return None
-
-
-def _loss_panel(
-    series: Sequence[ScoreSeries], fit: ComputeFit, held: Held, farthest: float, group: str
-) -> Panel:
-    drawn: list[Series] = []
+def _corpora(draft: Draft, series: Sequence[ScoreSeries], base: str, scope: Scope) -> None:
+    """Add gains within each corpus, and arms that several corpora have, corpus against corpus."""
+    by_arm: dict[str, list[ScoreSeries]] = {}
     for one in series:
-        flops, values, runs = one.column(lambda run: run.loss)
-        drawn.append(points(one.label, flops, values, runs, **one.curve))
-        if one.label in fit.arms:
-            law = fit.arms[one.label]
-            inside = np.geomspace(flops.min(), flops.max(), CURVE_POINTS)
-            beyond = np.geomspace(flops.max(), max(farthest, flops.max() * 1.01), CURVE_POINTS)
-            detail = f"γ = {law.gamma.value:.4f}"
-            drawn += [
-                line(one.label, inside, law.predict(inside), role="fit", detail=detail, **one.curve),
-                line(
-                    one.label, beyond, law.predict(beyond), role="extrapolated", style="dashed", **one.curve
-                ),
-            ]
-        out = held.get(one.label, ())
-        if out:
-            x, y = tuple(run.flops for run in out), tuple(run.loss for run in out)
-            drawn.append(
-                Series(one.label, "points", x, y, role="held_out", marker="square", filled=False, **one.curve)
-            )
-    return Panel(
-        "validation loss", COMPUTE, Axis("validation loss (nats per token)"), tuple(drawn), group=group,
-        caption="Laws by the paper's method: one irreducible loss, from the reference.",
-    )  # fmt: skip
-
-
-def _loss_values(
-    found: Parts,
-    series: Sequence[ScoreSeries],
-    fit: ComputeFit,
-    reference: ScoreSeries,
-    held: Held,
-) -> dict[str, Any]:
-    laws = fit.arms
-    values = _misses(
-        found, "validation loss", held, lambda run: run.loss,
-        {label: law.predict for label, law in laws.items()},
-    )  # fmt: skip
-    ratios: list[dict[str, Any]] = []
-    for one in series:
-        if one.label == reference.label or one.label not in laws:
-            continue
-        for run in held.get(one.label, ()):
-            value = float(laws[reference.label].compute_for(laws[one.label].predict(run.flops))) / run.flops
-            ratios.append({"arm": one.label, "flops": run.flops, "multiplier": value})
-            found.findings.append(
-                f"At {format_flops(run.flops)} FLOPs the fitted laws give {one.label} a multiplier of "
-                f"{value:.2f}× over {reference.label}."
-            )
-    return {"held_out": values, "multipliers": ratios}
-
-
-def _misses(
-    found: Parts, name: str, held: Held, read: Metric, predict: Mapping[str, Predict]
-) -> list[dict[str, Any]]:
-    """Held-out runs against the forecast of fits without them."""
-    rows: list[dict[str, Any]] = []
-    for label, runs in held.items():
-        for run in runs:
-            observed = read(run)
-            if observed is None or label not in predict:
-                continue
-            forecast = float(predict[label](run.flops))
-            rows.append(
-                {"arm": label, "run": run.run, "flops": run.flops, "observed": observed, "forecast": forecast}
-            )
-            found.findings.append(
-                f"{label}, held out at {format_flops(run.flops)} FLOPs: {name} {observed:.4f} against "
-                f"{forecast:.4f} forecast ({observed - forecast:+.4f})."
-            )
-    return rows
-
-
-def _corpora(found: Parts, series: Sequence[ScoreSeries], base: str, held: Held, farthest: float) -> None:
-    """Each arm's gain within each corpus, and each arm that several corpora have, corpus against corpus."""
-    for kind in METRICS:
-        drawn: list[Series] = []
-        for place in dict.fromkeys(one.corpus for one in series):
-            own = [one for one in series if one.corpus == place]
-            reference = next((one for one in own if one.arm == base), None)
-            if reference is None:
-                continue
-            for label, rows in score_multipliers(own, reference).get(kind.name, {}).items():
-                arm = next(one for one in own if one.label == label)
-                if rows and any(o.arm == arm.arm and o.corpus != place for o in series):
-                    x, y = [m.flops for m in rows], [m.value for m in rows]
-                    drawn += [points(label, x, y, **arm.curve), line(label, x, y, **arm.curve)]
-        if drawn:
-            axis = Axis(f"compute of {base} (FLOPs)", "log")
-            found.panels.append(
-                Panel(
-                    f"at equal {kind.name}", axis, Axis("compute multiplier", "log"), tuple(drawn),
-                    (("y", 1.0, base),), "Both on the same corpus.", group="Multipliers within each corpus",
-                )
-            )  # fmt: skip
-    for arm in dict.fromkeys(one.arm for one in series):
-        own = [one for one in series if one.arm == arm]
-        if len({one.corpus for one in own}) < 2:
-            continue
+        by_arm.setdefault(one.arm, []).append(one)
+    shared = {arm: own for arm, own in by_arm.items() if len({one.corpus for one in own}) > 1}
+    draft.panels += _gain_panels(series, base, shared)
+    scope = Scope(scope.farthest)
+    for arm, own in shared.items():
         group = f"Corpora compared: {arm}"
-        fits = {one.label: fit for one in own if (fit := _loss_fit([one], one)) is not None}
-        joined = [
-            _loss_panel([one], fits[one.label], {}, farthest, group) for one in own if one.label in fits
-        ]
-        if joined:
-            curves = tuple(s for panel in joined for s in panel.series)
-            found.panels.append(
-                Panel("validation loss, each on its own corpus", COMPUTE, joined[0].y, curves, group=group)
-            )
-        laws = nll_laws(own)
-        if laws:
-            found.panels.append(nll_panel(own, laws, {}, farthest, group=group))
+        if laws := _own_laws(own, LOSS):
+            fitted = [one for one in own if one.label in laws]
+            panel = score_forecasts.metric_forecast_panel(fitted, LOSS, laws, scope, group=group)
+            draft.panels.append(replace(panel, title="validation loss, each on its own corpus"))
+        if laws := _own_laws(own, ANSWER_NLL):
+            draft.panels.append(_nll_panel(own, laws, scope, group))
         core = forecast_core(own)
-        if core is None or len(core.series) < 2:
-            continue
-        found.panels.append(core_panel(core, {}, farthest, group=group))
-        base_label = core.series[0].label
-        found.tables.append(_titled(crossing_table(core, base_label), f", {arm} by corpus"))
-        found.findings += _ratio_sentences(core, base_label)
-        found.values[f"corpora of {arm}"] = {"r": core.fit.r, "crossings": core.crossings}
+        if core is not None and len(core.series) > 1:
+            first = core.series[0].label
+            draft.panels.append(score_forecasts.core_panel(core, scope, group))
+            draft.tables.append(score_forecasts.crossing_table(core, first, f", {arm} by corpus"))
+            draft.findings += _ratio_sentences(core, first)
+            draft.values[f"corpora of {arm}"] = {"r": core.fit.r, "crossings": core.crossings}
 
 
-def _titled(table: Table, suffix: str) -> Table:
-    return replace(table, title=table.title + suffix)
-
-
-def _grouped(panel: Panel, suffix: str) -> Panel:
-    return replace(panel, group=panel.group + suffix)
+def _gain_panels(
+    series: Sequence[ScoreSeries], base: str, shared: Mapping[str, Sequence[ScoreSeries]]
+) -> list[Panel]:
+    """Multipliers over the reference on the same corpus, of the arms that several corpora have."""
+    drawn: dict[str, list[Series]] = {kind.name: [] for kind in METRICS}
+    for reference in (one for one in series if one.arm == base):
+        own = {one.label: one for one in series if one.corpus == reference.corpus}
+        for name, by_series in score_ladders.score_multipliers(list(own.values()), reference).items():
+            for label, rows in by_series.items():
+                curve = score_ladders.multiplier_curve(label, rows, own[label].curve)
+                drawn[name] += curve if own[label].arm in shared else []
+    axes = Axis(f"compute of {base} (FLOPs)", "log"), Axis("compute multiplier", "log")
+    group, caption = "Multipliers within each corpus", "Both on the same corpus."
+    return [
+        Panel(f"at equal {name}", *axes, tuple(curves), (("y", 1.0, base),), caption, group=group)
+        for name, curves in drawn.items()
+        if curves
+    ]

@@ -1,236 +1,167 @@
-"""Forecasts of answer NLL and CORE from ladders: laws, task sigmoids, crossings and held-out runs."""
+"""Forecasts of scores: a law over the runs of a series, dashed beyond them, with the runs it has not seen."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from steepen.errors import SteepenError
-from steepen.evaluation.core.suite import CORE17
-from steepen.laws.analysis import fit_compute
-from steepen.laws.fits.compute_law import ArmLaw, FitSettings
-from steepen.laws.fits.downstream import GPT3_CORE, Checkpoints, DownstreamFit, fit_downstream
-from steepen.laws.ladder import make_ladder
+from steepen.evaluation.forecast import Forecast, Held
+from steepen.evaluation.scored_runs import Score, ScoreSeries
+from steepen.laws.fits.compute_law import ArmLaw
+from steepen.laws.fits.solver import Array
 from steepen.studies.answer import Axis, Panel, Series, Table
+from steepen.studies.cells import table_of
 from steepen.studies.plotting import line, points
-from steepen.studies.scores.score_ladders import COMPUTE
-from steepen.studies.scores.score_series import ScoredCheckpoint, ScoreSeries
+from steepen.studies.scores.score_ladders import COMPUTE, MetricKind, score_curves
 
-CURVE_POINTS = 80
-MIN_LAW_RUNS = 4
 SIGMOIDS = "From task NLL to accuracy, and from 17 tasks to CORE"
-
-
-def nll_laws(series: Sequence[ScoreSeries]) -> dict[str, ArmLaw]:
-    """A law E + A·(C/C0)^−γ of the answer NLL for each series with four runs."""
-    found: dict[str, ArmLaw] = {}
-    for one in series:
-        flops, nll, _ = one.column(lambda run: run.nll)
-        if len(flops) < MIN_LAW_RUNS:
-            continue
-        settings = FitSettings(one.label, method="paper", reference_law="free-fit")
-        try:
-            found[one.label] = fit_compute({one.label: make_ladder(one.label, flops, nll)}, settings).arms[
-                one.label
-            ]
-        except SteepenError:  # too few or flat: no law, the points stay
-            continue
-    return found
-
-
-def nll_panel(
-    series: Sequence[ScoreSeries],
-    laws: Mapping[str, ArmLaw],
-    held: Mapping[str, Sequence[ScoredCheckpoint]],
-    farthest: float,
-    title: str = "answer NLL",
-    group: str = "",
-) -> Panel:
-    """Answer NLL with each series' law, dashed beyond its runs; held-out runs are squares."""
-    drawn: list[Series] = []
-    for one in series:
-        flops, nll, runs = one.column(lambda run: run.nll)
-        if not len(flops):
-            continue
-        drawn.append(points(one.label, flops, nll, runs, **one.curve))
-        if one.label in laws:
-            drawn += _law_lines(one, laws[one.label], flops, farthest)
-        drawn += _held(one, [(run.flops, run.nll) for run in held.get(one.label, ()) if run.nll is not None])
-    return Panel(
-        title, COMPUTE, Axis("answer NLL (nats per token)"), tuple(drawn),
-        caption="Laws with an irreducible NLL for each series, dashed beyond its runs.", group=group,
-    )  # fmt: skip
-
-
-def _law_lines(one: ScoreSeries, law: ArmLaw, flops: np.ndarray, farthest: float) -> list[Series]:
-    inside = np.geomspace(flops.min(), flops.max(), CURVE_POINTS)
-    beyond = np.geomspace(flops.max(), max(farthest, flops.max() * 1.01), CURVE_POINTS)
-    detail = f"γ = {law.gamma.value:.4f}"
-    return [
-        line(one.label, inside, law.predict(inside), role="fit", detail=detail, **one.curve),
-        line(one.label, beyond, law.predict(beyond), role="extrapolated", style="dashed", **one.curve),
-    ]
-
-
-def _held(one: ScoreSeries, rows: Sequence[tuple[float, float]]) -> list[Series]:
-    if not rows:
-        return []
-    x, y = tuple(row[0] for row in rows), tuple(row[1] for row in rows)
-    return [Series(one.label, "points", x, y, role="held_out", marker="square", filled=False, **one.curve)]
+CURVE_POINTS = 80
+UNREACHABLE = 1e26  # FLOPs beyond which a crossing is not drawn
 
 
 @dataclass(frozen=True)
-class CoreForecast:
-    """The fit of some series, and the compute at which each is forecast to reach each reference score."""
+class Scope:
+    """What forecasts are made for: FLOPs to draw up to and to forecast at, and runs held out of every fit."""
 
-    series: tuple[ScoreSeries, ...]
-    checkpoints: dict[str, Checkpoints]
-    fit: DownstreamFit
-    crossings: dict[str, dict[str, float]]  # reference → series → FLOPs; infinite if out of reach
-
-    def ratio(self, reference: str, base: str, label: str) -> float | None:
-        """How many times more compute the first series needs for a reference score; None if unreached."""
-        own = self.crossings[reference]
-        value = own[base] / own[label] if own[label] else math.nan
-        return value if math.isfinite(value) and value > 0 else None
+    farthest: float
+    targets: Sequence[float] = ()
+    held: Held = field(default_factory=dict[str, Any])
 
 
-def forecast_core(
-    series: Sequence[ScoreSeries], tasks: Sequence[str] = CORE17, references: Mapping[str, float] = GPT3_CORE
-) -> CoreForecast | None:
-    """Fit the pipeline to the series that have accuracies of every task; None if no series has."""
-    known = {one.label: found for one in series if (found := one.checkpoints(tasks)) is not None}
-    if not known:
-        return None
-    fit = fit_downstream(known, tasks)
-    crossings = {
-        name: {label: fit.compute_for(label, score) for label in known} for name, score in references.items()
-    }
-    return CoreForecast(tuple(one for one in series if one.label in known), known, fit, crossings)
+def _law_curves(
+    one: ScoreSeries, flops: Array, predict: Callable[[Array], Any], farthest: float, detail: str = ""
+) -> list[Series]:
+    """A series' law over its runs, and dashed up to `farthest` FLOPs."""
+    last = float(flops.max())
+    inside = np.geomspace(flops.min(), last, CURVE_POINTS)
+    beyond = np.geomspace(last, max(farthest, last * 1.01), CURVE_POINTS)
+    dashed: dict[str, Any] = {"role": "extrapolated", "style": "dashed", **one.curve}
+    return [
+        line(one.label, inside, predict(inside), role="fit", detail=detail, **one.curve),
+        line(one.label, beyond, predict(beyond), **dashed),
+    ]
 
 
-def core_panel(
-    forecast: CoreForecast,
-    held: Mapping[str, Sequence[ScoredCheckpoint]],
-    farthest: float,
-    references: Mapping[str, float] = GPT3_CORE,
-    title: str = "CORE",
-    group: str = "",
+def _held_out_points(one: ScoreSeries, held: Held, score: Score) -> list[Series]:
+    """Runs that took part in no fit, as squares."""
+    rows = [(run.flops, value) for run in held.get(one.label, ()) if (value := score(run)) is not None]
+    square: dict[str, Any] = {"role": "held_out", "marker": "square", "filled": False, **one.curve}
+    return [points(one.label, [row[0] for row in rows], [row[1] for row in rows], **square)] if rows else []
+
+
+def metric_forecast_panel(
+    series: Sequence[ScoreSeries], kind: MetricKind, laws: Mapping[str, ArmLaw], scope: Scope, **panel: Any
 ) -> Panel:
-    """CORE against compute: measured, forecast (dashed beyond), references and where curves cross them."""
+    """A metric with each series' law E + A·(C/C0)^−γ, dashed beyond its runs; held-out runs are squares."""
     drawn: list[Series] = []
-    reached = [c for own in forecast.crossings.values() for c in own.values() if 0 < c < 1e26]
-    farthest = max([farthest, *(1.3 * c for c in reached)])
+    for one in series:
+        measured = score_curves([one], "flops", kind.field, join=False)
+        drawn += measured
+        if one.label in laws:
+            law = laws[one.label]
+            flops, detail = np.array(measured[0].x), f"γ = {law.gamma.value:.4f}"
+            drawn += _law_curves(one, flops, law.predict, scope.farthest, detail)
+        drawn += _held_out_points(one, scope.held, lambda run: run[kind.field]) if measured else []
+    return Panel(kind.name, COMPUTE, Axis(f"{kind.name} ({kind.unit})"), tuple(drawn), **panel)
+
+
+def core_panel(forecast: Forecast, scope: Scope, group: str = "") -> Panel:
+    """Score against compute: measured, forecast (dashed beyond), references and where curves cross them."""
+    drawn: list[Series] = []
+    reached = [c for own in forecast.crossings.values() for c in own.values() if 0 < c < UNREACHABLE]
+    farthest = max([scope.farthest, *(1.3 * c for c in reached)])
     for one in forecast.series:
         own = forecast.checkpoints[one.label]
         drawn.append(points(one.label, own.flops, own.score, **one.curve))
-        inside = np.geomspace(own.flops.min(), own.flops.max(), CURVE_POINTS)
-        beyond = np.geomspace(own.flops.max(), max(farthest, own.flops.max() * 1.01), CURVE_POINTS)
-        drawn += [
-            line(one.label, inside, forecast.fit.predict(one.label, inside), role="fit", **one.curve),
-            line(
-                one.label, beyond, forecast.fit.predict(one.label, beyond), role="extrapolated",
-                style="dashed", **one.curve,
-            ),
-        ]  # fmt: skip
-        crossed = [
-            (c, references[name])
-            for name, found in forecast.crossings.items()
-            if 0 < (c := found[one.label]) < 1e26
-        ]
-        if crossed:
-            x, y = tuple(row[0] for row in crossed), tuple(row[1] for row in crossed)
-            drawn.append(
-                Series(
-                    one.label, "points", x, y, role="extrapolated", marker="star", note="reaches a reference",
-                    **one.curve,
-                )
-            )  # fmt: skip
-        drawn += _held(one, [(r.flops, r.core22) for r in held.get(one.label, ()) if r.core22 is not None])
-    lines = tuple[tuple[Literal["x", "y"], float, str], ...](
-        ("y", score, name + _ratio_words(forecast, name)) for name, score in references.items()
+        drawn += _law_curves(one, own.flops, lambda x, one=one: forecast.fit.predict(one.label, x), farthest)
+        crossed = [(at[one.label], forecast.references[name]) for name, at in forecast.crossings.items()]
+        inside = [(flops, score) for flops, score in crossed if 0 < flops < UNREACHABLE]
+        if inside:
+            star: dict[str, Any] = {"role": "extrapolated", "marker": "star", "note": "reaches a reference"}
+            x, y = [flops for flops, _ in inside], [score for _, score in inside]
+            drawn.append(points(one.label, x, y, **star, **one.curve))
+        drawn += _held_out_points(one, scope.held, forecast.score)
+    panel = Panel("CORE", COMPUTE, Axis("CORE (centred accuracy)"), tuple(drawn), group=group)
+    scores = forecast.references.items()
+    return replace(
+        panel,
+        lines=tuple(("y", score, name + _ratio_words(forecast, name)) for name, score in scores),
+        caption="Task laws, task sigmoids and one factor to CORE; dashed beyond the runs; squares were in no "
+        "fit.",
     )
-    return Panel(
-        title, COMPUTE, Axis("CORE (centred accuracy)"), tuple(drawn), lines,
-        "Task laws, task sigmoids and one factor to CORE; dashed beyond the runs; squares were in no fit.",
-        group=group,
-    )  # fmt: skip
 
 
-def _ratio_words(forecast: CoreForecast, reference: str) -> str:
+def crossing_ratio(forecast: Forecast, reference: str, base: str, label: str) -> float | None:
+    """How many times more compute the first series needs for a reference score; None if unreached."""
+    own = forecast.crossings[reference]
+    value = own[base] / own[label] if own[label] else math.nan
+    return value if math.isfinite(value) and value > 0 else None
+
+
+def _ratio_words(forecast: Forecast, reference: str) -> str:
     """Of two series: how many times more compute one needs than the other for a reference score."""
     labels = [one.label for one in forecast.series]
     if len(labels) != 2:
         return ""
-    ratios = [forecast.ratio(reference, *pair) for pair in (labels, labels[::-1])]
+    ratios = [crossing_ratio(forecast, reference, *pair) for pair in (labels, labels[::-1])]
     known = [ratio for ratio in ratios if ratio is not None and ratio >= 1]
     return f", {known[0]:.2f}×" if known else ""
 
 
-def sigmoid_panels(forecast: CoreForecast) -> list[Panel]:
+def sigmoid_panels(forecast: Forecast, suffix: str = "") -> list[Panel]:
     """One panel for each task (accuracy against NLL, shared sigmoid), and the factor from tasks to CORE."""
-    panels: list[Panel] = []
-    for task in forecast.fit.tasks:
-        drawn: list[Series] = []
-        every: list[float] = []
-        for one in forecast.series:
-            own = forecast.checkpoints[one.label]
-            drawn.append(points(one.label, own.nll[task], own.centered[task], **one.curve))
-            every += own.nll[task].tolist()
-        low, high = min(every), max(every)
-        wide = 0.5 * (high - low)
-        curve = forecast.fit.sigmoids[task]
-        inside = np.linspace(low, high, CURVE_POINTS)
-        drawn.append(line("sigmoid", inside, curve.predict(inside), role="fit"))
-        for x in (np.linspace(max(low - wide, 0.0), low, 30), np.linspace(high, high + wide, 30)):
-            drawn.append(line("sigmoid", x, curve.predict(x), role="extrapolated", style="dashed"))
-        panels.append(
-            Panel(
-                task, Axis("task NLL", reverse=True), Axis("centred accuracy"), tuple(drawn), group=SIGMOIDS,
-                columns=6,
-            )
-        )  # fmt: skip
-    drawn = []
-    highest = 0.0
+    fields: dict[str, Any] = {"group": SIGMOIDS + suffix, "columns": 6}
+    axes = Axis("task NLL", reverse=True), Axis("centred accuracy")
+    panels = [Panel(task, *axes, tuple(_sigmoid(forecast, task)), **fields) for task in forecast.tasks]
+    drawn: list[Series] = []
     for one in forecast.series:
         own = forecast.checkpoints[one.label]
-        mean = np.mean([own.centered[task] for task in forecast.fit.tasks], axis=0)
-        highest = max(highest, float(mean.max()))
+        mean = np.mean([own.centered[task] for task in forecast.tasks], axis=0)
         drawn.append(points(one.label, mean, own.score, **one.curve))
-    r = forecast.fit.r
+    highest, r = max(0.0, *(x for curve in drawn for x in curve.x)), forecast.fit.r
     drawn.append(line(f"CORE = {r:.5f} × mean", [0.0, highest], [0.0, r * highest], role="fit"))
-    count = len(forecast.fit.tasks)
-    panels.append(
-        Panel(
-            f"{count} tasks to CORE", Axis(f"mean of {count} tasks"), Axis("CORE, 22 tasks"), tuple(drawn),
-            group=SIGMOIDS, columns=6,
-        )
-    )  # fmt: skip
-    return panels
+    count = len(forecast.tasks)
+    axes = Axis(f"mean of {count} tasks"), Axis("CORE, 22 tasks")
+    return [*panels, Panel(f"{count} tasks to CORE", *axes, tuple(drawn), **fields)]
 
 
-def crossing_table(forecast: CoreForecast, base: str, references: Mapping[str, float] = GPT3_CORE) -> Table:
+def _sigmoid(forecast: Forecast, task: str) -> list[Series]:
+    tables, curve = forecast.checkpoints, forecast.fit.sigmoids[task]
+    every = np.concatenate([own.nll[task] for own in tables.values()])
+    low, high = float(every.min()), float(every.max())
+    wide = 0.5 * (high - low)
+    inside = np.linspace(low, high, CURVE_POINTS)
+    dashed: dict[str, Any] = {"role": "extrapolated", "style": "dashed"}
+    outside = (np.linspace(max(low - wide, 0.0), low, 30), np.linspace(high, high + wide, 30))
+    return [
+        *(
+            points(one.label, tables[one.label].nll[task], tables[one.label].centered[task], **one.curve)
+            for one in forecast.series
+        ),
+        line("sigmoid", inside, curve.predict(inside), role="fit"),
+        *(line("sigmoid", x, curve.predict(x), **dashed) for x in outside),
+    ]
+
+
+def crossing_table(forecast: Forecast, base: str, suffix: str = "") -> Table:
     """The compute each series needs for each reference score, and the ratio to the first series."""
-    others = [one.label for one in forecast.series if one.label != base]
-    rows = tuple(
-        (
-            name, score, *(_finite(forecast.crossings[name][one.label]) for one in forecast.series),
-            *(forecast.ratio(name, base, label) for label in others),
-        )
-        for name, score in references.items()
-    )  # fmt: skip
-    labels = [f"{one.label} (FLOPs)" for one in forecast.series]
-    return Table(
-        "Compute forecast to match published scores",
-        ("reference", "CORE", *labels, *(f"{base} over {label}" for label in others)),
-        rows,
-        "Forecasts far beyond the runs: they assume that the laws and sigmoids go on.",
-    )
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    labels = [one.label for one in forecast.series]
+    rows = [
+        {
+            "reference": name,
+            "CORE": score,
+            **{f"{label} (FLOPs)": forecast.crossings[name][label] for label in labels},
+            **{
+                f"{base} over {label}": crossing_ratio(forecast, name, base, label)
+                for label in labels
+                if label != base
+            },
+        }
+        for name, score in forecast.references.items()
+    ]
+    caption = "Forecasts far beyond the runs: they assume that the laws and sigmoids go on."
+    return table_of(f"Compute forecast to match published scores{suffix}", rows, caption)

@@ -1,171 +1,153 @@
-"""Panels of scores along ladders: metrics and their multipliers, effective depth, passes at test time."""
+"""Scores along series: metrics, multipliers at equal scores, effective depth, passes at test time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
+from steepen.evaluation.scored_runs import PassesAtTestTime, ScoreSeries
 from steepen.laws.fits.matched_metric import MetricMultiplier, matched_metric
+from steepen.results.panel import Lines
+from steepen.results.table import Column, columns_of, table_of
 from steepen.studies.answer import Axis, Panel, Series, Table
-from steepen.studies.plotting import family_curve, line, points
-from steepen.studies.scores.score_series import Metric, ScoreSeries
+from steepen.studies.plotting import family_curve, line, measured_curve, measured_curves, points
 
 COMPUTE = Axis("training compute (FLOPs)", "log")
+LADDERS, MULTIPLIERS = "Scores along the ladders", "Compute multipliers at equal scores"
 
 
 @dataclass(frozen=True)
 class MetricKind:
-    """A downstream metric: its name, how it is read from a run, and whether it rises with compute."""
+    """A downstream metric: its name, its field of `ScoredRun`, its unit, whether it rises with compute."""
 
     name: str
-    read: Metric
-    rises: bool
-    unit: str
+    field: str
+    unit: str = "nats per token"
+    rises: bool = False
 
 
-METRICS = (
-    MetricKind("validation loss", lambda run: run.loss, False, "nats per token"),
-    MetricKind("answer NLL", lambda run: run.nll, False, "nats per token"),
-    MetricKind("CORE, 22 tasks", lambda run: run.core22, True, "centred accuracy"),
-    MetricKind("CORE, 17 tasks", lambda run: run.core17, True, "centred accuracy"),
-)
-LADDERS, MULTIPLIERS = "Scores along the ladders", "Compute multipliers at equal scores"
+LOSS, ANSWER_NLL = MetricKind("validation loss", "loss"), MetricKind("answer NLL", "nll")
+CORE22 = MetricKind("CORE, 22 tasks", "core22", "centred accuracy", rises=True)
+METRICS = (LOSS, ANSWER_NLL, CORE22, MetricKind("CORE, 17 tasks", "core17", "centred accuracy", rises=True))
+Multipliers = Mapping[str, Mapping[str, list[MetricMultiplier]]]  # by metric and series
+
+
+def score_curves(series: Sequence[ScoreSeries], x: str, y: str, *, join: bool = True) -> list[Series]:
+    """What the runs of each series measured, where they have it."""
+    return measured_curves([(one.label, one.curve, one.runs) for one in series], x, y, join=join)
 
 
 def measured_metrics(series: Sequence[ScoreSeries]) -> list[MetricKind]:
     """The metrics that two runs of some series have."""
-    return [kind for kind in METRICS if any(len(one.column(kind.read)[0]) >= 2 for one in series)]
+    return [kind for kind in METRICS if any(len(one.runs.having(kind.field)) >= 2 for one in series)]
 
 
-def score_ladders(series: Sequence[ScoreSeries], group: str = LADDERS) -> list[Panel]:
+def metric_panels(series: Sequence[ScoreSeries], suffix: str = "") -> list[Panel]:
     """Each metric against compute, one curve for each series."""
-    return [
-        Panel(
-            kind.name,
-            COMPUTE,
-            Axis(kind.unit),
-            tuple(s for one in series for s in _curve(one, kind)),
-            group=group,
-            columns=len(METRICS),
-        )
-        for kind in measured_metrics(series)
-    ]
+    fields: dict[str, Any] = {"group": LADDERS + suffix, "columns": len(METRICS)}
+    drawn = {kind: tuple(score_curves(series, "flops", kind.field)) for kind in measured_metrics(series)}
+    return [Panel(kind.name + suffix, COMPUTE, Axis(kind.unit), own, **fields) for kind, own in drawn.items()]
 
 
-def _curve(one: ScoreSeries, kind: MetricKind) -> list[Series]:
-    flops, values, runs = one.column(kind.read)
-    if not len(flops):
-        return []
-    return [points(one.label, flops, values, runs, **one.curve), line(one.label, flops, values, **one.curve)]
-
-
-def score_multipliers(
-    series: Sequence[ScoreSeries], reference: ScoreSeries
-) -> dict[str, dict[str, list[MetricMultiplier]]]:
-    """By metric and series: multipliers over the reference where the metric is equal."""
+def score_multipliers(series: Sequence[ScoreSeries], reference: ScoreSeries) -> Multipliers:
+    """Multipliers over the reference where the metric is equal."""
     found: dict[str, dict[str, list[MetricMultiplier]]] = {}
     for kind in measured_metrics(series):
-        base = reference.column(kind.read)[:2]
-        if len(base[0]) < 2:
-            continue
-        for one in series:
-            own = one.column(kind.read)[:2]
-            if one is not reference and len(own[0]) >= 2:
-                found.setdefault(kind.name, {})[one.label] = matched_metric(base, own, rises=kind.rises)
+        columns = {one.label: one.metric(kind.field) for one in series}
+        base = columns.pop(reference.label)
+        own = {label: column for label, column in columns.items() if min(len(base[0]), len(column[0])) >= 2}
+        if own:
+            found[kind.name] = {
+                n: matched_metric(base, column, rises=kind.rises) for n, column in own.items()
+            }
     return found
 
 
 def multiplier_panels(
-    series: Sequence[ScoreSeries],
-    reference: ScoreSeries,
-    found: dict[str, dict[str, list[MetricMultiplier]]],
-    group: str = MULTIPLIERS,
+    series: Sequence[ScoreSeries], reference: ScoreSeries, found: Multipliers, suffix: str = ""
 ) -> list[Panel]:
     """One panel for each metric: the multiplier against the reference's compute."""
     curves = {one.label: one.curve for one in series}
+    axes = Axis(f"compute of {reference.label} (FLOPs)", "log"), Axis("compute multiplier", "log")
+    caption = "Interpolated between measurements, never beyond them."
+    fields: dict[str, Any] = {"group": MULTIPLIERS + suffix, "columns": len(METRICS)}
     panels: list[Panel] = []
     for name, by_series in found.items():
-        drawn: list[Series] = []
-        for label, values in by_series.items():
-            x, y = [m.flops for m in values], [m.value for m in values]
-            if x:
-                drawn += [points(label, x, y, **curves[label]), line(label, x, y, **curves[label])]
-        panels.append(
-            Panel(
-                f"at equal {name}",
-                Axis(f"compute of {reference.label} (FLOPs)", "log"),
-                Axis("compute multiplier", "log"),
-                tuple(drawn),
-                (("y", 1.0, reference.label),),
-                "Interpolated between measurements, never beyond them.",
-                group=group,
-                columns=len(METRICS),
-            )
-        )
+        drawn = [multiplier_curve(label, rows, curves[label]) for label, rows in by_series.items()]
+        lines: Lines = (("y", 1.0, reference.label),)
+        curves_of = tuple(curve for own in drawn for curve in own)
+        panels.append(Panel(f"at equal {name}{suffix}", *axes, curves_of, lines, caption, **fields))
     return panels
 
 
-def multiplier_table(found: dict[str, dict[str, list[MetricMultiplier]]], reference: str) -> Table:
-    """The multiplier of every metric at the lowest and highest budget where it is measured."""
-    rows = tuple(
-        (label, name, values[0].flops, values[0].value, values[-1].flops, values[-1].value)
+def multiplier_curve(label: str, rows: Sequence[MetricMultiplier], curve: dict[str, Any]) -> list[Series]:
+    """Multipliers against the reference's compute."""
+    return measured_curve(label, [m.flops for m in rows], [m.value for m in rows], **curve) if rows else []
+
+
+@dataclass(frozen=True)
+class MultiplierRow:
+    """A series' multiplier at an equal metric, at the lowest and highest budget where it is measured."""
+
+    arm: str
+    equal: str  # the metric
+    from_flops: Annotated[float, Column("from FLOPs")]
+    multiplier: float
+    to_flops: Annotated[float, Column("to FLOPs")]
+    multiplier_there: float
+
+
+def multiplier_rows(found: Multipliers) -> list[MultiplierRow]:
+    """The ends of every curve of multipliers."""
+    return [
+        MultiplierRow(label, name, rows[0].flops, rows[0].value, rows[-1].flops, rows[-1].value)
         for name, by_series in found.items()
-        for label, values in by_series.items()
-        if values
-    )
-    return Table(
-        f"Multipliers over {reference} at equal scores",
-        ("arm", "equal", "from FLOPs", "multiplier", "to FLOPs", "multiplier there"),
-        rows,
-        "Interpolated between measurements. Accuracies fluctuate from run to run, so theirs do too.",
-        arm_column=0,
-    )
+        for label, rows in by_series.items()
+        if rows
+    ]
+
+
+def multiplier_table(rows: Sequence[MultiplierRow], reference: str, suffix: str = "") -> Table:
+    """The multiplier of every metric at the lowest and highest budget where it is measured."""
+    columns = list(columns_of(MultiplierRow).values())
+    caption = "Interpolated between measurements. Accuracies fluctuate from run to run, so theirs do too."
+    made = table_of(rows, columns, f"Multipliers over {reference} at equal scores{suffix}", caption)
+    return replace(made, arm_column=0)
 
 
 def kl_depth_panels(series: Sequence[ScoreSeries]) -> list[Panel]:
     """KL effective depth against compute; [] where it was not evaluated."""
-    drawn: list[Series] = []
-    for one in series:
-        flops, values, runs = one.column(lambda run: run.kl_depth)
-        if len(flops):
-            drawn += [
-                points(one.label, flops, values, runs, **one.curve),
-                line(one.label, flops, values, **one.curve),
-            ]
-    if not drawn:
-        return []
+    drawn = tuple(score_curves(series, "flops", "kl_depth"))
     caption = "The first block after the peak whose decoded prediction is within the threshold of the last."
-    y = Axis("KL effective depth (blocks)")
-    return [Panel("KL effective depth along the ladders", COMPUTE, y, tuple(drawn), caption=caption)]
+    axes = COMPUTE, Axis("KL effective depth (blocks)")
+    return [Panel("KL effective depth along the ladders", *axes, drawn, caption=caption)] if drawn else []
+
+
+def passes_curve(
+    label: str, passes: PassesAtTestTime, runs: Sequence[str] = (), **fields: Any
+) -> list[Series]:
+    """L(k) − L(K trained) against k passes, with a star at the trained K."""
+    x, y = passes.passes, passes.differences
+    star: dict[str, Any] = {"marker": "star", "note": "trained", **fields}
+    return [
+        line(label, x, y, **fields),
+        points(label, x, y, runs, **fields),
+        points(label, [passes.trained], [0.0], **star),
+    ]
 
 
 def passes_panels(series: Sequence[ScoreSeries]) -> list[Panel]:
     """L(k) − L(K trained) against passes k: one panel for each series, one curve for each size."""
     panels: list[Panel] = []
+    axes = Axis("core passes k at test time"), Axis("L(k) − L(K trained) (nats)")
+    group = "Loss at other numbers of passes than trained"
     for one in series:
-        known = [run for run in one.runs if run.passes is not None]
-        if not known:
-            continue
         drawn: list[Series] = []
-        for run in known:
-            assert run.passes is not None
-            label, curve = family_curve("depth", run.depth)
-            x, y = run.passes.passes, run.passes.differences
-            drawn += [
-                line(label, x, y, **curve),
-                points(label, x, y, [run.run] * len(x), **curve),
-                Series(
-                    label, "points", (run.passes.trained,), (0.0,), marker="star", note="trained", **curve
-                ),
-            ]
-        panels.append(
-            Panel(
-                one.label,
-                Axis("core passes k at test time"),
-                Axis("L(k) − L(K trained) (nats)"),
-                tuple(drawn),
-                (("y", 0.0, ""),),
-                group="Loss at other numbers of passes than trained",
-            )
-        )
+        for run in one.runs:
+            if run.passes is not None:
+                label, curve = family_curve("depth", run.depth)
+                drawn += passes_curve(label, run.passes, [run.run] * len(run.passes.passes), **curve)
+        if drawn:
+            panels.append(Panel(one.label, *axes, tuple(drawn), (("y", 0.0, ""),), group=group))
     return panels

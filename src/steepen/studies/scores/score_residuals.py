@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from steepen.evaluation.core.suite import CATEGORIES
+from steepen.evaluation.core.suite import CATEGORIES, CORE17
+from steepen.evaluation.scored_runs import ScoredRun, ScoreSeries
 from steepen.laws.fits.matched_metric import LossLine, TaskResidual, fit_loss_line, task_residuals
+from steepen.laws.fits.solver import Array
+from steepen.results.panel import Lines
 from steepen.studies.answer import Axis, Panel, Series, Table
-from steepen.studies.plotting import line, points
-from steepen.studies.scores.score_series import ScoreSeries, common_tasks
+from steepen.studies.cells import table_of
+from steepen.studies.plotting import line
+from steepen.studies.scores.score_ladders import score_curves
+from steepen.utils.rows import Rows
 
-MIN_RUNS = 3
 NLL_GROUP, TASK_GROUP = "Answer NLL against validation loss", "Task NLL about the reference's line"
+MIN_RUNS = 3  # of a line through metrics
 
 
 @dataclass(frozen=True)
@@ -23,52 +28,46 @@ class PooledLine:
     """One line of answer NLL on loss for all runs, and each series' mean residual."""
 
     fit: LossLine
-    means: dict[str, TaskResidual]
+    means: dict[str, float]
 
 
 def pool_answer_nll(series: Sequence[ScoreSeries]) -> PooledLine | None:
     """The pooled line; None with fewer than three runs that have an answer NLL."""
-    rows = [(run.loss, run.nll) for one in series for run in one.runs if run.nll is not None]
-    if len(rows) < MIN_RUNS:
+    scored = {one.label: one.runs.having("nll") for one in series}
+    every = Rows(run for own in scored.values() for run in own)
+    if len(every) < MIN_RUNS:
         return None
-    loss, nll = np.array(rows, float).T
-    fit = fit_loss_line(loss, nll)
-    means: dict[str, TaskResidual] = {}
-    for one in series:
-        own = np.array([(run.loss, run.nll) for run in one.runs if run.nll is not None], float)
-        if len(own):
-            means[one.label] = task_residuals({"": fit}, own[:, 0], {"": own[:, 1]})[""]
-    return PooledLine(fit, means)
+    fit = fit_loss_line(every.array("loss"), every.array("nll"))
+    left = {
+        label: task_residuals({"": fit}, own.array("loss"), {"": own.array("nll")})
+        for label, own in scored.items()
+        if own
+    }
+    return PooledLine(fit, {label: own[""].mean for label, own in left.items()})
 
 
-def pooled_panels(series: Sequence[ScoreSeries], pooled: PooledLine) -> list[Panel]:
+def pooled_panels(series: Sequence[ScoreSeries], pooled: PooledLine, suffix: str = "") -> list[Panel]:
     """Answer NLL against loss with the pooled line, and the residuals; better is up and to the right."""
-    above: list[Series] = []
-    below: list[Series] = []
-    losses: list[float] = []
-    for one in series:
-        known = [(run.loss, run.nll, run.run) for run in one.runs if run.nll is not None]
-        x, y, runs = [r[0] for r in known], [r[1] for r in known], [r[2] for r in known]
-        losses += x
-        above.append(points(one.label, x, y, runs, **one.curve))
-        left = [value - float(pooled.fit.predict(loss)) for loss, value in zip(x, y, strict=True)]
-        below.append(points(one.label, x, left, runs, **one.curve))
-    ends = [min(losses), max(losses)]
-    fitted = [float(pooled.fit.predict(value)) for value in ends]
-    above.append(line("one line for all runs", ends, fitted, role="fit", style="dashed"))
+    fit, drawn = pooled.fit, score_curves(series, "loss", "nll", join=False)
+    losses = [x for curve in drawn for x in curve.x]
+    ends = np.array([min(losses), max(losses)])
+    fitted = line("one line for all runs", ends, fit.predict(ends), role="fit", style="dashed")
+    left = [np.array(curve.y) - fit.predict(np.array(curve.x)) for curve in drawn]
+    below = tuple(replace(curve, y=tuple(y.tolist())) for curve, y in zip(drawn, left, strict=True))
     axis = Axis("validation loss (nats per token)", reverse=True)
     caption = (
-        f"NLL = {pooled.fit.intercept:.3f} + {pooled.fit.slope:.3f}·loss over {pooled.fit.count} runs of "
-        f"equal weight; residual SD {pooled.fit.sd:.4f}. Both axes are reversed."
+        f"NLL = {fit.intercept:.3f} + {fit.slope:.3f}·loss over {fit.count} runs of "
+        f"equal weight; residual SD {fit.sd:.4f}. Both axes are reversed."
     )
     return [
         Panel(
-            "answer NLL", axis, Axis("answer NLL (nats per token)", reverse=True), tuple(above),
-            caption=caption, group=NLL_GROUP,
+            "answer NLL", axis, Axis("answer NLL (nats per token)", reverse=True), (*drawn, fitted),
+            caption=caption, group=NLL_GROUP + suffix,
         ),
         Panel(
-            "residual", axis, Axis("answer NLL − line", reverse=True), tuple(below), (("y", 0.0, ""),),
-            "Below the line in NLL is up: a better answer NLL than the loss explains.", group=NLL_GROUP,
+            "residual", axis, Axis("answer NLL − line", reverse=True), below, (("y", 0.0, ""),),
+            "Below the line in NLL is up: a better answer NLL than the loss explains.",
+            group=NLL_GROUP + suffix,
         ),
     ]  # fmt: skip
 
@@ -80,88 +79,86 @@ class TaskBars:
     runs: str  # which runs: "all runs", "loss below 2.9"
     residuals: dict[str, dict[str, TaskResidual]]
 
+    @property
+    def tasks(self) -> dict[str, str]:
+        """The tasks, ordered by category, and their categories."""
+        known = {task for left in self.residuals.values() for task in left}
+        return {task: name for name, tasks in CATEGORIES.items() for task in tasks if task in known}
+
+    @property
+    def means(self) -> dict[str, dict[str, float]]:
+        """The mean residual of each task, by series."""
+        return {
+            label: {task: row.mean for task, row in left.items()} for label, left in self.residuals.items()
+        }
+
 
 def task_bars(series: Sequence[ScoreSeries], reference: ScoreSeries) -> list[TaskBars]:
     """Residuals over all runs, and over those in the lower half of the pooled range of loss."""
-    tasks = common_tasks(series)
-    base = [run for run in reference.runs if run.task_nll]
-    if not tasks or len(base) < MIN_RUNS:
+    scored = {one.label: Rows(run for run in one.runs if run.tasks) for one in series}
+    every = Rows(run for own in scored.values() for run in own)
+    tasks = [task for task in CORE17 if every and all(run.has([task], "nll") for run in every)]
+    if not tasks or len(scored[reference.label]) < MIN_RUNS:
         return []
-    x = np.array([run.loss for run in base])
-    lines = {task: fit_loss_line(x, np.array([run.task_nll[task] for run in base])) for task in tasks}
-    losses = [run.loss for one in series for run in one.runs if run.task_nll]
-    middle = (min(losses) + max(losses)) / 2
+    columns = {label: _task_columns(own, tasks) for label, own in scored.items()}
+    loss, nll = columns.pop(reference.label)
+    lines = {task: fit_loss_line(loss, nll[task]) for task in tasks}
+    middle = (min(every.column("loss")) + max(every.column("loss"))) / 2
     found: list[TaskBars] = []
     for name, below in (("all runs", None), (f"loss below {middle:.3g}", middle)):
-        by_series: dict[str, dict[str, TaskResidual]] = {}
-        for one in series:
-            own = [run for run in one.runs if run.task_nll]
-            values = {task: np.array([run.task_nll[task] for run in own]) for task in tasks}
-            left = task_residuals(lines, np.array([run.loss for run in own]), values, below)
-            if left and one is not reference:
-                by_series[one.label] = left
-        found.append(TaskBars(name, by_series))
-    return found
+        left = {label: task_residuals(lines, *column, below) for label, column in columns.items()}
+        found.append(TaskBars(name, {label: own for label, own in left.items() if own}))
+    return found if found[0].residuals else []
+
+
+def _task_columns(runs: Rows[ScoredRun], tasks: Sequence[str]) -> tuple[Array, dict[str, Array]]:
+    nll = {task: np.array([run.tasks[task]["nll"] for run in runs]) for task in tasks}
+    return runs.array("loss"), nll
 
 
 def bar_panels(
-    series: Sequence[ScoreSeries], reference: ScoreSeries, bars: Sequence[TaskBars]
+    series: Sequence[ScoreSeries], reference: ScoreSeries, bars: Sequence[TaskBars], suffix: str = ""
 ) -> list[Panel]:
     """Bars by task, ordered by category; negative residuals (better) point up."""
-    panels: list[Panel] = []
     curves = {one.label: one.curve for one in series}
+    caption = (
+        f"The mean of measured NLL minus a line of {reference.label}'s NLL on its loss, by task; "
+        "whiskers are standard errors of the mean. Up is better."
+    )
+    y = Axis(f"task NLL − line of {reference.label}", reverse=True)
+    panels: list[Panel] = []
     for one in bars:
-        known = {task for left in one.residuals.values() for task in left}
-        tasks = [task for tasks in CATEGORIES.values() for task in tasks if task in known]
-        drawn: list[Series] = []
-        for label, left in one.residuals.items():
-            rows = [(place, left[task]) for place, task in enumerate(tasks) if task in left]
-            y = [row.mean for _, row in rows]
-            errors = [row.error or 0.0 for _, row in rows]
-            drawn.append(
-                Series(
-                    label, "bars", tuple(float(place) for place, _ in rows), tuple(y),
-                    low=tuple(v - e for v, e in zip(y, errors, strict=True)),
-                    high=tuple(v + e for v, e in zip(y, errors, strict=True)),
-                    texts=tuple(f"{tasks[place]}, {row.count} runs" for place, row in rows),
-                    **curves[label],
-                )
-            )  # fmt: skip
-        panels.append(
-            Panel(
-                one.runs,
-                Axis("", names=tuple(tasks)),
-                Axis(f"task NLL − line of {reference.label}", reverse=True),
-                tuple(drawn),
-                (("y", 0.0, ""), *_category_marks(tasks)),
-                f"The mean of measured NLL minus a line of {reference.label}'s NLL on its loss, by task; "
-                "whiskers are standard errors of the mean. Up is better.",
-                group=TASK_GROUP,
-                columns=1,
-            )
-        )
+        drawn = tuple(_bars(name, left, one, curves[name]) for name, left in one.residuals.items())
+        lines: Lines = (("y", 0.0, ""), *_category_marks(one.tasks))
+        x, group = Axis("", names=tuple(one.tasks)), TASK_GROUP + suffix
+        panels.append(Panel(one.runs, x, y, drawn, lines, caption, group=group, columns=1))
     return panels
 
 
-def _category_marks(tasks: Sequence[str]) -> list[tuple[Literal["x", "y"], float, str]]:
+def _bars(label: str, left: Mapping[str, TaskResidual], bars: TaskBars, curve: dict[str, Any]) -> Series:
+    rows = [(float(place), task, left[task]) for place, task in enumerate(bars.tasks) if task in left]
+    means, errors = [row.mean for _, _, row in rows], [row.error or 0.0 for _, _, row in rows]
+    return Series(
+        label, "bars", tuple(place for place, _, _ in rows), tuple(means),
+        low=tuple(np.subtract(means, errors).tolist()), high=tuple(np.add(means, errors).tolist()),
+        texts=tuple(f"{task}, {row.count} runs" for _, task, row in rows), **curve,
+    )  # fmt: skip
+
+
+def _category_marks(tasks: Mapping[str, str]) -> Lines:
     """A line before the first task of each category, with its name's first word."""
-    owners = {task: name for name, own in CATEGORIES.items() for task in own}
-    firsts = {owners[task]: place for place, task in reversed([*enumerate(tasks)])}
-    return [("x", place - 0.5, name.partition("_")[0]) for name, place in firsts.items()]
+    firsts = {name: place for place, name in reversed([*enumerate(tasks.values())])}
+    return tuple(("x", place - 0.5, name.partition("_")[0]) for name, place in firsts.items())
 
 
-def residual_table(bars: TaskBars) -> Table:
+def residual_table(bars: TaskBars, suffix: str = "") -> Table:
     """Mean residual of every task and series."""
-    labels = list(bars.residuals)
-    known = {task for left in bars.residuals.values() for task in left}
-    rows = tuple(
-        (
-            task,
-            category.replace("_", " "),
-            *(left[task].mean if task in (left := bars.residuals[label]) else None for label in labels),
-        )
-        for category, tasks in CATEGORIES.items()
-        for task in tasks
-        if task in known
-    )
-    return Table(f"Task NLL about the reference's line, {bars.runs}", ("task", "category", *labels), rows)
+    rows = [
+        {
+            "task": task,
+            "category": category.replace("_", " "),
+            **{label: left.get(task) for label, left in bars.means.items()},
+        }
+        for task, category in bars.tasks.items()
+    ]
+    return table_of(f"Task NLL about the reference's line, {bars.runs}{suffix}", rows)

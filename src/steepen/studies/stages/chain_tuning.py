@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,13 +11,13 @@ from steepen.errors import SteepenError
 from steepen.model.arm import Arm
 from steepen.recipe.hyperparameters import Hyperparameters, paper_code, with_paper_code
 from steepen.recipe.paper_tables import INITIAL
-from steepen.runs.record import RunRecord
-from steepen.runs.spec import RunSpec
-from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
-from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf, starting_arm
+from steepen.studies.answer import Answer, Axis, Draft, Panel, Series, Study, Table, Work
+from steepen.studies.cells import Cell, Cells, Plan, Row, measure, table, table_of
+from steepen.studies.context import Arms, StudyContext, find_arms, starting_arm
 from steepen.studies.driver.run_concurrently import run_concurrently
 from steepen.studies.grids import ChainGrid
 from steepen.studies.plotting import line, points
+from steepen.utils.rows import Rows
 
 SECTION = "Appendix A.4.1, Stage 1: Tune a Base Model"
 
@@ -49,16 +49,28 @@ DISCRETE: dict[str, dict[str, tuple[float, ...]]] = {
 
 
 @dataclass(frozen=True)
-class SweepResult:
-    """One sweep of the chain: what was tried, and what was adopted."""
+class SweepResult(Row):
+    """One sweep of the chain: arm, round, sweep, baseline, the settings adopted, and the best loss so far.
 
-    round: int
-    sweep: str
-    tried: tuple[tuple[str, float, float | None, str], ...]  # setting, value, loss (None: diverged), run
-    baseline: float
-    adopted: dict[str, float]
-    combined: bool  # more than one discrete setting helped, and all are applied together
-    best: float  # the lowest loss measured so far in the chain
+    `tried` are its other runs, by `setting` and `value`.
+    """
+
+    tried: Cells
+
+    @property
+    def combined(self) -> bool:
+        """Whether more than one discrete setting helped, and all are applied together."""
+        return len(self["adopted"]) > 1
+
+    @property
+    def words(self) -> str:
+        """What was adopted."""
+        return " and ".join(f"{name} = {value:.4g}" for name, value in self["adopted"].items()) or "none"
+
+    @property
+    def losses(self) -> list[list[Any]]:
+        """Setting, value, loss and run of every try."""
+        return [[cell[name] for name in ("setting", "value", "loss", "run")] for cell in self.tried]
 
 
 @dataclass
@@ -69,7 +81,7 @@ class Chain:
     values: Hyperparameters
     loss: float = math.inf  # of `values`; infinite while they are not measured
     seconds: float | None = None  # of training the last measured run of the current values
-    steps: list[SweepResult] = field(default_factory=list[SweepResult])
+    steps: Rows[SweepResult] = Rows()  # noqa: RUF009
     runs: list[str] = field(default_factory=list[str])
     warnings: list[str] = field(default_factory=list[str])
 
@@ -85,9 +97,7 @@ def chain_tuning(context: StudyContext, *, arms: Arms = (), from_recipe: bool = 
     return chain_answer(context, chains)
 
 
-def tune_arms(
-    context: StudyContext, arms: Arms = (), *, from_recipe: bool = False
-) -> Generator[Sequence[RunSpec], Sequence[RunRecord | None], list[Chain]]:
+def tune_arms(context: StudyContext, arms: Arms = (), *, from_recipe: bool = False) -> Work[list[Chain]]:
     """The finished chain of every arm, all run concurrently; a growing arm is tuned as its starting arm."""
     chosen = [starting_arm(arm) for arm in find_arms(arms or ("vanilla",))]
     chains = [Chain(arm, context.recipe(arm).base if from_recipe else INITIAL) for arm in chosen]
@@ -95,20 +105,14 @@ def tune_arms(
     return chains
 
 
-def tune(
-    context: StudyContext, chain: Chain, grid: ChainGrid
-) -> Generator[Sequence[RunSpec], Sequence[RunRecord | None], None]:
+def tune(context: StudyContext, chain: Chain, grid: ChainGrid) -> Work[None]:
     """Run all rounds of a chain."""
     for number in range(1, grid.rounds + 1):
         for sweep in grid.sweeps:
             if sweep != "injection_weight" or has_injection(chain.arm):
                 yield from _sweep(context, chain, grid, number, sweep)
     if not math.isfinite(chain.loss):  # the combined settings of the last sweep have not been trained
-        specs = [_spec(context, chain.arm, chain.values)]
-        record = (yield specs)[0]
-        chain.seconds = None if record is None else record.seconds_training
-        _set_measured_loss(chain, loss_or_inf(record))
-        chain.runs.append(specs[0].hash)
+        yield from _measure(context, chain, [])
 
 
 def has_injection(arm: Arm) -> bool:
@@ -136,31 +140,40 @@ def candidates(values: Hyperparameters, sweep: str, number: int, points: int = 8
     return [(sweep, value) for value in sorted(tried) if value != current]
 
 
-def _sweep(
-    context: StudyContext, chain: Chain, grid: ChainGrid, number: int, sweep: str
-) -> Generator[Sequence[RunSpec], Sequence[RunRecord | None], None]:
+def _sweep(context: StudyContext, chain: Chain, grid: ChainGrid, number: int, sweep: str) -> Work[None]:
     options = candidates(chain.values, sweep, number, grid.points)
-    tried = [replace(chain.values, **{name: _typed(name, value)}) for name, value in options]
-    specs = [_spec(context, chain.arm, values) for values in (chain.values, *tried)]
-    records = yield specs
-    losses = [loss_or_inf(record) for record in records]
-    chain.seconds = None if records[0] is None else records[0].seconds_training
-    chain.runs += [spec.hash for spec in specs]
-    baseline = losses[0]
-    if not math.isfinite(chain.loss):
-        _set_measured_loss(chain, baseline)
-    results = list(zip(options, losses[1:], specs[1:], strict=True))
-    tries = [(name, value, loss) for (name, value), loss, _ in results]
+    current, *others = yield from _measure(context, chain, options)
+    baseline, tried = current.loss, Rows[Cell](others)
+    tries = [(cell["setting"], cell["value"], cell.loss) for cell in tried]
     better = settings_to_adopt(baseline, tries, grid.threshold)
     adopted = {name: value for name, (_, value) in better.items()}
-    chain.values = replace(chain.values, **{name: _typed(name, value) for name, value in adopted.items()})
+    chain.values = _changed(chain.values, adopted)
     chain.loss = loss_after(chain.loss, better)
-    known = [step.best for step in chain.steps[-1:]]
+    known = [step["best"] for step in chain.steps[-1:]]
     best = min([baseline, *known, *(loss for loss, _ in better.values())])
-    rows = tuple(
-        (name, value, None if math.isinf(loss) else loss, spec.hash) for (name, value), loss, spec in results
-    )
-    chain.steps.append(SweepResult(number, sweep, rows, baseline, adopted, len(adopted) > 1, best))
+    values = {"arm": chain.arm.name, "round": number, "sweep": sweep, "baseline": baseline}
+    step = SweepResult({**values, "adopted": adopted, "best": best}, tried)
+    chain.steps = Rows((*chain.steps, step))
+
+
+def _measure(context: StudyContext, chain: Chain, options: Sequence[tuple[str, float]]) -> Work[Cells]:
+    """Train the current values and others; the first cell measures the current ones if nothing has."""
+    recipe = context.recipe(chain.arm)
+    plans: list[Plan] = []
+    for name, value in (("", 0.0), *options):
+        values = _changed(chain.values, {name: value} if name else {})
+        run = context.base_run(chain.arm, replace(recipe, base=values, learning_rate_base=None))
+        plans.append((run, {"setting": name, "value": value}))
+    cells = yield from measure(context, plans)
+    chain.seconds = None if cells[0].record is None else cells[0].record.seconds_training
+    chain.runs += cells.column("run")
+    if not math.isfinite(chain.loss):
+        _set_measured_loss(chain, cells[0].loss)
+    return cells
+
+
+def _changed(values: Hyperparameters, settings: Mapping[str, float]) -> Hyperparameters:
+    return replace(values, **{n: int(v) if n == "warmup_steps" else v for n, v in settings.items()})
 
 
 def settings_to_adopt(
@@ -184,41 +197,22 @@ def loss_after(current: float, adopted: Mapping[str, tuple[float, float]]) -> fl
     return next(iter(adopted.values()))[0] if len(adopted) == 1 else math.inf
 
 
-@dataclass(frozen=True)
-class MeasuredSweep:
-    """One sweep of a chain that was run elsewhere: the incumbent's loss (None: not re-run), and the tries."""
-
-    round: int
-    sweep: str
-    incumbent: float | None
-    tries: tuple[tuple[str, float, float], ...]  # setting, value, loss
-
-
-@dataclass(frozen=True)
-class ReplayedChain:
-    """What the rule adopts in each sweep (settings and values), and the loss after the last one.
-
-    `loss` is infinite where the last sweep adopted several settings at once: only another run measures it.
-    """
-
-    loss: float
-    adopted: tuple[tuple[int, str, dict[str, float]], ...]  # round, sweep, settings
-
-
 def replay_chain(
-    measured: Iterable[MeasuredSweep],
-    order: Sequence[str] = ChainGrid.sweeps,
+    sweeps: Iterable[tuple[float | None, Iterable[tuple[str, float, float]]]],
     threshold: float = ChainGrid.threshold,
-) -> ReplayedChain:
-    """Apply the rule of chain tuning to measured sweeps, round by round in `order`."""
-    loss, steps = math.inf, list[tuple[int, str, dict[str, float]]]()
-    for sweep in sorted(measured, key=lambda sweep: (sweep.round, order.index(sweep.sweep))):
-        # An incumbent that was run again replaces the loss it had before.
-        loss = loss if sweep.incumbent is None else sweep.incumbent
-        better = settings_to_adopt(loss, sweep.tries, threshold)
-        steps.append((sweep.round, sweep.sweep, {name: value for name, (_, value) in better.items()}))
+) -> tuple[float, list[dict[str, float]]]:
+    """The loss after sweeps that were measured elsewhere, in order, and the settings that each adopts.
+
+    A sweep is the incumbent's loss (None: not run again) and its tries. The loss is infinite where the last
+    sweep adopted several settings at once: only another run measures it.
+    """
+    loss, steps = math.inf, list[dict[str, float]]()
+    for incumbent, tries in sweeps:
+        loss = loss if incumbent is None else incumbent
+        better = settings_to_adopt(loss, tries, threshold)
+        steps.append({name: value for name, (_, value) in better.items()})
         loss = loss_after(loss, better)
-    return ReplayedChain(loss, tuple(steps))
+    return loss, steps
 
 
 def _set_measured_loss(chain: Chain, loss: float) -> None:
@@ -230,42 +224,85 @@ def _set_measured_loss(chain: Chain, loss: float) -> None:
             "lower its learning rate in a preset file and start with --from-recipe."
         )
     chain.loss = loss
-    if chain.steps and loss > chain.steps[-1].best:
+    if chain.steps and loss > chain.steps[-1]["best"]:
         last = chain.steps[-1]
         chain.warnings.append(
-            f"{chain.arm.name}, round {last.round}, {last.sweep}: together {_words(last.adopted)} give "
-            f"{loss:.4f}, worse than the best of them alone ({last.best:.4f}); they are kept, "
+            f"{chain.arm.name}, round {last['round']}, {last['sweep']}: together {last.words} give "
+            f"{loss:.4f}, worse than the best of them alone ({last['best']:.4f}); they are kept, "
             "as the paper's procedure says"
         )
 
 
-def _spec(context: StudyContext, arm: Arm, values: Hyperparameters) -> RunSpec:
-    recipe = replace(context.recipe(arm), base=values, learning_rate_base=None)
-    return context.spec(context.base_run(arm, recipe))
+def chain_answer(context: StudyContext, chains: Sequence[Chain]) -> Answer:
+    """The answer of the chain-tuning study."""
+    grid = context.preset.grids.chain
+    draft = Draft(
+        findings=[_sentence(chain, grid) for chain in chains],
+        panels=[_chain_panel(chains, grid, number) for number in range(1, grid.rounds + 1)],
+        tables=_tables(chains),
+        method=[
+            f"Depth {context.preset.base_depth} on {context.preset.fixed_tokens:,} tokens, {grid.rounds} "
+            f"rounds; steps of 2 in the first round and of √2 after it, up to {grid.points} settings a "
+            "sweep, the current one among them.",
+            f"A setting is adopted where it is {grid.threshold:g} better than the loss it was tried against. "
+            "The order of sweeps is the preset's; by default that of the authors' code.",
+        ],
+    )
+    named = ("round", "sweep", "baseline", "adopted", "combined", "best")
+    for chain in chains:
+        draft.warnings += chain.warnings
+        draft.runs += chain.runs
+        draft.panels += _sweep_panels(chain)
+        draft.values[chain.arm.name] = {
+            "hyperparameters": chain.values.to_dict(),
+            "loss": chain.loss,
+            "initial_loss": chain.steps[0]["baseline"],
+            "steps": chain.steps.dicts(*named, tried="losses"),
+        }
+    return draft.answer("chain-tuning", "Which hyperparameters are best at the base size?", SECTION)
 
 
-def _typed(name: str, value: float) -> float:
-    return int(value) if name == "warmup_steps" else value
+def _sentence(chain: Chain, grid: ChainGrid) -> str:
+    first = chain.steps[0]["baseline"]
+    names = dict.fromkeys(name for adopted in chain.steps.column("adopted") for name in adopted)
+    return (
+        f"{chain.arm.name}: tuning takes the loss from {first:.4f} to {chain.loss:.4f} "
+        f"({first - chain.loss:.4f} better); changed: {', '.join(names) or 'nothing'}; "
+        f"settings less than {grid.threshold:g} apart are ties, which change nothing."
+    )
 
 
-def _words(adopted: dict[str, float]) -> str:
-    return " and ".join(f"{name} = {value:.4g}" for name, value in adopted.items())
+def _tables(chains: Sequence[Chain]) -> list[Table]:
+    tuned: list[dict[str, Any]] = []
+    for chain in chains:
+        settings = {with_paper_code(name): value for name, value in chain.values.to_dict().items()}
+        minutes = chain.seconds and chain.seconds / 60
+        tuned.append({"arm": chain.arm.name, **settings, "loss": chain.loss, "minutes": minutes})
+    steps = [step for chain in chains for step in chain.steps]
+    columns = {name: name for name in ("arm", "round", "sweep", "baseline")} | {
+        "adopted": "words",
+        "best": "best",
+    }
+    caption = "Minutes are of training one run of the tuned values, without evaluation."
+    return [
+        table_of("Tuned hyperparameters", tuned, caption, arm_column=0),
+        table("The chain, sweep by sweep", steps, columns, arm_column=0),
+    ]
 
 
 def _chain_panel(chains: Sequence[Chain], grid: ChainGrid, number: int) -> Panel:
     """Best loss so far after each sweep of a round, by hyperparameter: a sweep has one place for all arms."""
-    places = {sweep: place for place, sweep in enumerate(grid.sweeps)}
-    names = tuple(paper_code(sweep) or sweep for sweep in grid.sweeps)
     series: list[Series] = []
     for chain in chains:
-        name = chain.arm.name
-        own = [(places[step.sweep], step) for step in chain.steps if step.round == number]
-        x, y = [place for place, _ in own], [step.best for _, step in own]
+        name, own = chain.arm.name, chain.steps.where(round=number)
+        x = [grid.sweeps.index(sweep) for sweep in own.column("sweep")]
+        y = own.column("best")
         series += [line(name, x, y, arm=name), points(name, x, y, arm=name)]
-        combined = [(place, step.best) for place, step in own if step.combined]
-        if combined:
-            x, y = [row[0] for row in combined], [row[1] for row in combined]
-            series.append(points(name, x, y, arm=name, note="several settings combined", filled=False))
+        hollow: dict[str, Any] = {"arm": name, "note": "several settings combined", "filled": False}
+        some = own.where(combined=True)
+        x = [grid.sweeps.index(sweep) for sweep in some.column("sweep")]
+        series += [points(name, x, some.column("best"), **hollow)] if some else []
+    names = tuple(paper_code(sweep) or sweep for sweep in grid.sweeps)
     return Panel(
         f"round {number}", Axis("hyperparameter swept", names=names), Axis("best loss so far"),
         tuple(series), caption="Hollow: several discrete settings helped, and all were applied together.",
@@ -273,107 +310,19 @@ def _chain_panel(chains: Sequence[Chain], grid: ChainGrid, number: int) -> Panel
     )  # fmt: skip
 
 
-def chain_answer(context: StudyContext, chains: Sequence[Chain]) -> Answer:
-    """The answer of the chain-tuning study."""
-    grid = context.preset.grids.chain
-    found: list[str] = []
-    rows: list[tuple[Any, ...]] = []
-    tuned: list[tuple[Any, ...]] = []
-    for chain in chains:
-        first = chain.steps[0].baseline
-        names = [name for step in chain.steps for name in step.adopted]
-        found.append(
-            f"{chain.arm.name}: tuning takes the loss from {first:.4f} to {chain.loss:.4f} "
-            f"({first - chain.loss:.4f} better); changed: {', '.join(dict.fromkeys(names)) or 'nothing'}; "
-            f"settings less than {grid.threshold:g} apart are ties, which change nothing."
-        )
-        rows += [
-            (chain.arm.name, step.round, step.sweep, step.baseline, _words(step.adopted) or "none", step.best)
-            for step in chain.steps
-        ]
-        minutes = None if chain.seconds is None else chain.seconds / 60
-        tuned.append((chain.arm.name, *chain.values.to_dict().values(), chain.loss, minutes))
-    depth, tokens = context.preset.base_depth, context.preset.fixed_tokens
-    return Answer(
-        study="chain-tuning",
-        question="Which hyperparameters are best at the base size?",
-        section=SECTION,
-        findings=tuple(found),
-        values={
-            chain.arm.name: {
-                "hyperparameters": chain.values.to_dict(),
-                "loss": chain.loss,
-                "initial_loss": chain.steps[0].baseline,
-                "steps": [
-                    {
-                        "round": s.round,
-                        "sweep": s.sweep,
-                        "baseline": s.baseline,
-                        "adopted": s.adopted,
-                        "combined": s.combined,
-                        "best": s.best,
-                        "tried": [list(row) for row in s.tried],
-                    }
-                    for s in chain.steps
-                ],
-            }
-            for chain in chains
-        },
-        panels=(
-            *(_chain_panel(chains, grid, number) for number in range(1, grid.rounds + 1)),
-            *(panel for chain in chains for panel in _sweep_panels(chain)),
-        ),
-        tables=(
-            Table(
-                "Tuned hyperparameters",
-                ("arm", *map(with_paper_code, chains[0].values.to_dict()), "loss", "minutes"),
-                tuple(tuned),
-                "Minutes are of training one run of the tuned values, without evaluation.",
-                arm_column=0,
-            ),
-            Table(
-                "The chain, sweep by sweep",
-                ("arm", "round", "sweep", "baseline", "adopted", "best"),
-                tuple(rows),
-                arm_column=0,
-            ),
-        ),
-        warnings=tuple(warning for chain in chains for warning in chain.warnings),
-        method=(
-            f"Depth {depth} on {tokens:,} tokens, {grid.rounds} rounds; steps of 2 in the first round and of "
-            f"√2 after it, up to {grid.points} settings a sweep, the current one among them.",
-            f"A setting is adopted where it is {grid.threshold:g} better than the loss it was tried against. "
-            "The order of sweeps is the preset's; by default that of the authors' code.",
-        ),
-        runs=tuple(dict.fromkeys(run for chain in chains for run in chain.runs)),
-    )
-
-
 def _sweep_panels(chain: Chain) -> list[Panel]:
     """Loss against each numeric setting, round by round."""
-    panels: list[Panel] = []
+    name, panels = chain.arm.name, list[Panel]()
     for step in chain.steps:
-        if step.sweep in DISCRETE:
-            continue
-        rows = [row for row in step.tried if row[1] > 0 and row[2] is not None]
-        if rows:
+        tried = Rows(cell for cell in step.tried.having("loss") if cell["value"] > 0)
+        if tried and step["sweep"] not in DISCRETE:
+            columns = (tried.column(column) for column in ("value", "loss", "run"))
             panels.append(
                 Panel(
-                    f"round {step.round}: {step.sweep}",
-                    Axis(step.sweep, "log"),
-                    Axis("validation loss"),
-                    (
-                        points(
-                            chain.arm.name,
-                            [row[1] for row in rows],
-                            [row[2] or math.inf for row in rows],
-                            [row[3] for row in rows],
-                            arm=chain.arm.name,
-                        ),
-                    ),
-                    lines=(("y", step.baseline, "current"),),
-                    group=f"{chain.arm.name}: every sweep of the chain",
+                    f"round {step['round']}: {step['sweep']}", Axis(step["sweep"], "log"),
+                    Axis("validation loss"), (points(name, *columns, arm=name),),
+                    lines=(("y", step["baseline"], "current"),), group=f"{name}: every sweep of the chain",
                     columns=3,
                 )
-            )
+            )  # fmt: skip
     return panels

@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from steepen.errors import UsageError
 from steepen.laws.fits.isoflop import IsoflopFit, rounded_mean
+from steepen.model.arm import Arm
 from steepen.recipe.hyperparameters import with_paper_code
 from steepen.recipe.recipe import Recipe
 from steepen.recipe.recipe_file import RecipeFile
-from steepen.studies.answer import Answer, Study, Table
-from steepen.studies.context import Arms, StudyContext, find_arms, starting_arm
-from steepen.studies.plotting import finite_or_none
+from steepen.studies.answer import Answer, Draft, Study, Table, Work
+from steepen.studies.context import Arms, StudyContext, find_one_arm, starting_arm
 from steepen.studies.stages.chain_tuning import chain_answer, tune_arms
 from steepen.studies.stages.growth_fraction import MIN_RHO, adopted, growth_fraction
 from steepen.studies.stages.lr_rule import inherited_recipe, sweep_arms
-from steepen.studies.stages.lr_rule_report import lr_rule_answer
+from steepen.studies.stages.lr_rule_report import LearningRateRule, lr_rule_answer
 from steepen.studies.stages.tpp import tpp
 from steepen.utils.codec import to_builtins
+from steepen.utils.json_io import json_safe
 
 SECTION = "Appendix A.4, Compute-Optimal Recipe: Staged Sweeps and Fits"
 
@@ -30,10 +30,7 @@ def fit_recipe(context: StudyContext, *, arms: Arms = (), from_recipe: bool = Fa
     fraction is fitted, and the drift that remains around the learning-rate rule is added to that rule.
     The answer's values hold the recipe under "recipe", ready to be written.
     """
-    chosen = find_arms(arms or ("vanilla",))
-    if len(chosen) != 1:
-        raise UsageError("fit-recipe fits one arm at a time; give a single one with --arms.")
-    arm = chosen[0]
+    arm = find_one_arm(arms or ("vanilla",), "fit-recipe")
     fixed = starting_arm(arm)
     context.recipe(arm)  # asked for before the first run, as `RecipeChoice.require_asked` expects
     stages: dict[str, Answer] = {}
@@ -41,13 +38,12 @@ def fit_recipe(context: StudyContext, *, arms: Arms = (), from_recipe: bool = Fa
 
     chains = yield from tune_arms(context, [fixed], from_recipe=from_recipe)
     stages["chain-tuning"] = chain_answer(context, chains)
-    tuned = chains[0].values
-    recipe = replace(context.recipe(fixed), base=tuned, learning_rate_base=None, learning_rate_exponent=0.0)
+    recipe = replace(context.constant_recipe(fixed), base=chains[0].values, learning_rate_base=None)
     context = context.with_recipe(fixed, recipe)
 
     stages["tpp"] = yield from tpp(context, arms=[fixed])
     fit = _isoflop_fit(stages["tpp"])
-    optimum = finite_or_none(fit.rounded)
+    optimum = json_safe(fit.rounded)
     if not optimum:
         optimum = max(1.0, rounded_mean([vertex.x for vertex in fit.vertices]))
         notes.append(_edge("tokens per parameter", f"{optimum:g}", "grids.tpp.offsets"))
@@ -64,36 +60,28 @@ def fit_recipe(context: StudyContext, *, arms: Arms = (), from_recipe: bool = Fa
             rho = max(MIN_RHO, rounded_mean([vertex.x for vertex in fit.vertices], 1))
             notes.append(_edge("growth fraction", f"{rho:g}", "grids.growth_fraction.rho"))
 
-    swept, rules = yield from sweep_arms(context, [fixed])
-    stages["lr-rule"] = lr_rule_answer(context, swept, rules)
-    recipe = replace(recipe, learning_rate_exponent=rules[fixed.name].exponent)
-    context = context.with_recipe(fixed, recipe)
+    stages["lr-rule"], rule = yield from _rate_rule(context, fixed)
+    recipe = replace(recipe, learning_rate_exponent=rule.exponent)
     if arm.passes.grows:
+        context = context.with_recipe(fixed, recipe)
         recipe = replace(inherited_recipe(context, arm), rho=rho, growth_law=None, listed_rho=())
-        context = context.with_recipe(arm, recipe)
-        swept, rules = yield from sweep_arms(context, [arm])
-        stages["lr-rule of growth"] = lr_rule_answer(context, swept, rules)
-        rule = rules[arm.name]
-        recipe = replace(
-            recipe,
-            learning_rate_exponent=rule.exponent,
-            learning_rate_base=rule.anchor or recipe.learning_rate_base,
-        )
+        stages["lr-rule of growth"], rule = yield from _rate_rule(context.with_recipe(arm, recipe), arm)
+        anchor = rule.anchor or recipe.learning_rate_base
+        recipe = replace(recipe, learning_rate_exponent=rule.exponent, learning_rate_base=anchor)
 
     depths = context.preset.grids.lr_rule.depths
     recipe = replace(recipe, measured=(min(depths), max(depths)))
     if recipe.learning_rate_exponent > 0:
         notes.append(
-            f"the fitted learning rate rises with size (exponent "
-            f"{recipe.learning_rate_exponent:+.1f}): such small "
-            "runs may be limited by their few steps, and the rule should not be carried far beyond them"
+            f"the fitted learning rate rises with size (exponent {recipe.learning_rate_exponent:+.1f}): such "
+            "small runs may be limited by their few steps, and the rule should not be carried far beyond them"
         )
-    file = RecipeFile(arm.name, recipe, context.preset.name)
-    return _answer(context, fixed.name, file, stages, notes)
+    return _answer(context, fixed.name, RecipeFile(arm.name, recipe, context.preset.name), stages, notes)
 
 
-def _anchor(recipe: Recipe) -> float:
-    return recipe.base.learning_rate if recipe.learning_rate_base is None else recipe.learning_rate_base
+def _rate_rule(context: StudyContext, arm: Arm) -> Work[tuple[Answer, LearningRateRule]]:
+    swept, rules = yield from sweep_arms(context, [arm])
+    return lr_rule_answer(context, swept, rules), rules[arm.name]
 
 
 def _isoflop_fit(answer: Answer) -> IsoflopFit:
@@ -113,44 +101,33 @@ def _edge(what: str, value: str, where: str) -> str:
 def _answer(
     context: StudyContext, fixed: str, file: RecipeFile, stages: dict[str, Answer], notes: list[str]
 ) -> Answer:
-    arm = file.arm
-    recipe = file.recipe
+    arm, recipe = file.arm, file.recipe
+    anchor = recipe.base.learning_rate if recipe.learning_rate_base is None else recipe.learning_rate_base
     after = f", ρ = {recipe.rho:g}" if recipe.rho is not None else ""
     basis = f" (stages 1, 2 and 4 as {fixed}, which it starts as)" if fixed != arm else ""
-    rows: list[tuple[Any, ...]] = [
-        *((with_paper_code(name), value) for name, value in recipe.base.to_dict().items()),
-        ("learning rate at the anchor depth", _anchor(recipe)),
-        ("learning-rate exponent", recipe.learning_rate_exponent),
-        ("tokens per parameter", recipe.tpp), ("ρ", recipe.rho), ("anchor depth", recipe.base_depth),
-        ("batch tokens", recipe.batch_tokens),
-    ]  # fmt: skip
-    fitted: dict[str, list[str]] = {name: list(answer.findings) for name, answer in stages.items()}
-    if notes:
-        fitted["warnings"] = notes
-    file = replace(file, fitted=fitted)
-    return Answer(
-        study="fit-recipe",
-        question=f"What is the compute-optimal recipe for {arm} at the preset {context.preset.name}?",
-        section=SECTION,
-        findings=(
-            f"{arm}: learning rate (GLR) {_anchor(recipe):.4g} at d{recipe.base_depth}, "
-            f"exponent {recipe.learning_rate_exponent:+.1f}, "
-            f"{recipe.tpp:g} tokens per parameter{after}{basis}.",
-            *(finding for answer in stages.values() for finding in answer.findings),
-        ),
-        values={
-            "arm": arm,
-            "recipe": to_builtins(file),
-            "stages": {name: answer.values for name, answer in stages.items()},
-        },
-        fits=tuple(replace(fit, part=name) for name, answer in stages.items() for fit in answer.fits),
-        recipes=(file,),
-        panels=tuple(panel for answer in stages.values() for panel in answer.panels),
-        tables=(
-            Table(f"Recipe for {arm}", ("setting", "value"), tuple(rows)),
-            *(table for answer in stages.values() for table in answer.tables),
-        ),
-        warnings=(*notes, *(note for answer in stages.values() for note in answer.warnings)),
-        method=tuple(sentence for answer in stages.values() for sentence in answer.method),
-        runs=tuple(dict.fromkeys(run for answer in stages.values() for run in answer.runs)),
+    fitted = {name: list(answer.findings) for name, answer in stages.items()}
+    file = replace(file, fitted=fitted | ({"warnings": notes} if notes else {}))
+    draft = Draft(
+        findings=[
+            f"{arm}: learning rate (GLR) {anchor:.4g} at d{recipe.base_depth}, exponent "
+            f"{recipe.learning_rate_exponent:+.1f}, {recipe.tpp:g} tokens per parameter{after}{basis}."
+        ],
+        recipes=[file],
+        tables=[_table(arm, recipe, anchor)],
+        warnings=list(notes),
     )
+    for name, answer in stages.items():
+        draft.add(answer, part=name)
+    draft.values = {"arm": arm, "recipe": to_builtins(file), "stages": draft.values}
+    question = f"What is the compute-optimal recipe for {arm} at the preset {context.preset.name}?"
+    return draft.answer("fit-recipe", question, SECTION)
+
+
+def _table(arm: str, recipe: Recipe, anchor: float) -> Table:
+    rows: dict[str, Any] = {with_paper_code(name): value for name, value in recipe.base.to_dict().items()}
+    rows |= {
+        "learning rate at the anchor depth": anchor, "learning-rate exponent": recipe.learning_rate_exponent,
+        "tokens per parameter": recipe.tpp, "ρ": recipe.rho, "anchor depth": recipe.base_depth,
+        "batch tokens": recipe.batch_tokens,
+    }  # fmt: skip
+    return Table(f"Recipe for {arm}", ("setting", "value"), tuple(rows.items()))

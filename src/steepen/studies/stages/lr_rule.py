@@ -1,46 +1,40 @@
-"""Stage 4: how the learning rate must change with size, and whether anything else must."""
+"""Stage 4: how the learning rate must change with size, and whether anything else must.
+
+Each arm is swept around its constant recipe; the drift of the best learning rate, to one decimal, is its
+rule, and the sweeps are repeated around the scaled recipe. `lr_rule_report.py` makes the answer.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 
-from steepen.errors import UsageError
-from steepen.laws.fits.drift import Drift, HyperparameterSweep, fit_drift
+from steepen.laws.fits.drift import Drift
 from steepen.model.arm import Arm
 from steepen.recipe.recipe import Recipe
-from steepen.runs.record import RunRecord
-from steepen.runs.spec import RunSpec
-from steepen.studies.answer import Study
-from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf, starting_arm
-from steepen.studies.driver.run_concurrently import RunGenerator, run_concurrently
+from steepen.studies.answer import Study, Work
+from steepen.studies.cells import Plan, measure
+from steepen.studies.context import Arms, StudyContext, find_arms, starting_arm
+from steepen.studies.driver.run_concurrently import run_concurrently
+from steepen.studies.grids import SWEPT
+from steepen.studies.registry import choose_parts
 from steepen.studies.stages.chain_tuning import DISCRETE
-from steepen.studies.stages.lr_rule_report import HyperparameterSweeps, LearningRateRule, lr_rule_answer
-
-PARTS = ("drift", "screen")
-SCREENED = (
-    "learning_rate",
-    "embedding_lr_multiplier",
-    "head_lr_multiplier",
-    "residual_multiplier",
-    "output_multiplier",
-    "injection_weight",
-    "weight_decay",
-    "embedding_init_std",
-    "init_scale",
+from steepen.studies.stages.lr_rule_report import (
+    HyperparameterSweeps,
+    LearningRateRule,
+    RecipeKind,
+    lr_rule_answer,
 )
+from steepen.studies.sweeps import fit_drift_over
+
 # Schedule and Adam settings have listed values (those of chain tuning) instead of multiples.
 LISTED: dict[str, tuple[float, ...]] = {
     name: values for settings in DISCRETE.values() for name, values in settings.items()
 }
 LISTED["adam_eps"] = (1e-14, 1e-12, *LISTED["adam_eps"])  # the paper's screen also goes below the base
-
-
-Sweep = Generator[Sequence[RunSpec], Sequence[RunRecord | None], HyperparameterSweeps]
 
 
 def lr_rule(context: StudyContext, *, arms: Arms = (), parts: Sequence[str] = ()) -> Study:
@@ -59,77 +53,51 @@ def lr_rule(context: StudyContext, *, arms: Arms = (), parts: Sequence[str] = ()
 
 def sweep_arms(
     context: StudyContext, arms: Arms = (), parts: Sequence[str] = ()
-) -> Generator[
-    Sequence[RunSpec],
-    Sequence[RunRecord | None],
-    tuple[list[HyperparameterSweeps], dict[str, LearningRateRule]],
-]:
+) -> Work[tuple[list[HyperparameterSweeps], dict[str, LearningRateRule]]]:
     """The sweeps of every arm, and by arm the learning-rate rule to use."""
-    for part in parts:
-        if part not in PARTS:
-            raise UsageError(f"--part {part!r} is not known here: use {' or '.join(PARTS)}.")
-    rules: dict[str, LearningRateRule] = {}
-    parts = parts or ("drift",)
-
-    def measured(arm: Arm) -> RunGenerator:
-        works: list[RunGenerator] = []
-        if "screen" in parts:
-            names = [
-                name for name in SCREENED if name != "injection_weight" or arm.core_boundary != "identity"
-            ] + list(LISTED)
-            depths = context.preset.grids.lr_rule.screen_depths
-            recipe = replace(context.recipe(arm), learning_rate_exponent=0.0)
-            works.append(_as_list(sweep_hyperparameters(context, arm, recipe, "screen", names, depths)))
-        if "drift" in parts:
-            works.append(fit_rule(context, arm))
-        found: list[list[HyperparameterSweeps]] = yield from run_concurrently(works)
-        if "drift" in parts:
-            rules[arm.name] = adopted_rule(context, arm, found[-1])
-        return [one for part in found for one in part]
-
-    chosen = find_arms(arms or ("vanilla",))
-    results: list[list[HyperparameterSweeps]] = yield from run_concurrently([measured(arm) for arm in chosen])
-    return [one for result in results for one in result], rules
+    wanted = choose_parts("lr-rule", parts, default=("drift",))
+    works = {"screen": _screen, "drift": fit_rule}  # of an arm, concurrently
+    chosen = [(arm, part) for arm in find_arms(arms or ("vanilla",)) for part in works if part in wanted]
+    done: list[list[HyperparameterSweeps]] = yield from run_concurrently(
+        [works[part](context, arm) for arm, part in chosen]
+    )
+    found = list(zip(chosen, done, strict=True))
+    rules = {arm.name: adopted_rule(context, arm, own) for (arm, part), own in found if part == "drift"}
+    return [one for own in done for one in own], rules
 
 
-def _as_list(work: Sweep) -> RunGenerator:
-    return [(yield from work)]
+def _screen(context: StudyContext, arm: Arm) -> Work[list[HyperparameterSweeps]]:
+    names = [name for name in SWEPT if name != "injection_weight" or arm.core_boundary != "identity"]
+    depths, recipe = context.preset.grids.lr_rule.screen_depths, context.constant_recipe(arm)
+    return [(yield from sweep_hyperparameters(context, arm, recipe, "screen", [*names, *LISTED], depths))]
 
 
-def fit_rule(
-    context: StudyContext, arm: Arm
-) -> Generator[Sequence[RunSpec], Sequence[RunRecord | None], list[HyperparameterSweeps]]:
+def fit_rule(context: StudyContext, arm: Arm) -> Work[list[HyperparameterSweeps]]:
     """Constant recipe, then the scaled one; a growing arm only around its fixed arm's rule."""
     grid = context.preset.grids.lr_rule
-    recipe = context.recipe(arm)
+    swept = grid.hyperparameters, grid.depths
     if arm.passes.grows:
         around = with_inherited_rule(context, arm)
-        work = sweep_hyperparameters(context, arm, around, "scaled", grid.hyperparameters, grid.depths)
-        return [(yield from work)]
-    constant = replace(recipe, learning_rate_exponent=0.0)
-    first = yield from sweep_hyperparameters(
-        context, arm, constant, "constant", grid.hyperparameters, grid.depths
-    )
+        return [(yield from sweep_hyperparameters(context, arm, around, "scaled", *swept))]
+    constant = context.constant_recipe(arm)
+    first = yield from sweep_hyperparameters(context, arm, constant, "constant", *swept)
     beta = rounded_exponent(first.drifts.get("learning_rate"))
     if beta is None:
         return [first]
-    scaled_recipe = replace(recipe, learning_rate_exponent=beta)
-    second = yield from sweep_hyperparameters(
-        context, arm, scaled_recipe, "scaled", grid.hyperparameters, grid.depths
-    )
-    return [first, second]
+    scaled = replace(constant, learning_rate_exponent=beta)
+    return [first, (yield from sweep_hyperparameters(context, arm, scaled, "scaled", *swept))]
 
 
 def adopted_rule(context: StudyContext, arm: Arm, found: Sequence[HyperparameterSweeps]) -> LearningRateRule:
     """The rule a ladder would use: fitted to one decimal, or the recipe's where it cannot be had."""
-    drift = found[0].drifts.get("learning_rate")
+    drift, own = found[0].drifts.get("learning_rate"), context.recipe(arm).learning_rate_exponent
     if not arm.passes.grows:
         beta = rounded_exponent(drift)
-        return LearningRateRule(context.recipe(arm).learning_rate_exponent if beta is None else beta)
+        return LearningRateRule(own if beta is None else beta)
     around = with_inherited_rule(context, arm)
     inherited = around.learning_rate_exponent
     if drift is None or drift.law is None:
-        return LearningRateRule(context.recipe(arm).learning_rate_exponent, inherited=inherited)
+        return LearningRateRule(own, inherited=inherited)
     beta = round(inherited + drift.law.exponent, 1) + 0.0
     base = context.stored_parameters(arm, around.base_depth)
     rate = around.base.learning_rate if around.learning_rate_base is None else around.learning_rate_base
@@ -144,14 +112,19 @@ def adopted_rule(context: StudyContext, arm: Arm, found: Sequence[Hyperparameter
 
 def with_inherited_rule(context: StudyContext, arm: Arm) -> Recipe:
     """A growing arm's own recipe with the learning rate and the rule of the arm it starts as."""
-    source = context.recipe(starting_arm(arm))
-    recipe = context.recipe(arm)
+    source, recipe = context.recipe(starting_arm(arm)), context.recipe(arm)
     return replace(
         recipe,
         base=replace(recipe.base, learning_rate=source.base.learning_rate),
         learning_rate_base=source.learning_rate_base,
         learning_rate_exponent=source.learning_rate_exponent,
     )
+
+
+def inherited_recipe(context: StudyContext, arm: Arm) -> Recipe:
+    """A growing arm's recipe with the base, the TPP and the rule of the arm it starts as."""
+    source = context.recipe(starting_arm(arm))
+    return replace(with_inherited_rule(context, arm).with_tpp(source.tpp), base=source.base)
 
 
 def rounded_exponent(drift: Drift | None) -> float | None:
@@ -163,49 +136,28 @@ def sweep_hyperparameters(
     context: StudyContext,
     arm: Arm,
     recipe: Recipe,
-    kind: Literal["constant", "scaled", "screen"],
+    kind: RecipeKind,
     names: Sequence[str],
     depths: Sequence[int],
-) -> Sweep:
+) -> Work[HyperparameterSweeps]:
     """Slices of several hyperparameters at several sizes around a recipe."""
-    multiples = context.preset.grids.lr_rule.multiples
-    keys: list[tuple[str, int, float]] = []
-    specs: list[RunSpec] = []
+    plans: list[Plan] = []
     for depth in depths:
-        planned = recipe.at(arm, depth, context.size_rule)
+        run = recipe.at(arm, depth, context.size_rule)
+        stored = float(context.stored_parameters(arm, depth))
         for name in names:
-            for multiple, value in swept_values(name, getattr(planned.hyperparameters, name), multiples):
-                changed = replace(planned.hyperparameters, **{name: value})
-                keys.append((name, depth, multiple))
-                specs.append(context.spec(replace(planned, hyperparameters=changed)))
-    losses = [loss_or_inf(record) for record in (yield specs)]
-    table = {key: (loss, spec.hash) for key, loss, spec in zip(keys, losses, specs, strict=True)}
-    rows: dict[str, list[tuple[int, float, float, str]]] = {name: [] for name in names}
-    for (name, depth, multiple), (loss, run) in table.items():
-        rows[name].append((depth, multiple, loss, run))
-    drifts: dict[str, Drift] = {}
-    for name in names:
-        if name in LISTED:
-            continue  # listed values are compared, without a parabola of their logarithms
-        slices: list[HyperparameterSweep] = []
-        for depth in depths:
-            own = [(m, loss) for d, m, loss, _ in rows[name] if d == depth and math.isfinite(loss)]
-            if len(own) >= 3:
-                x, y = np.array([m for m, _ in own]), np.array([loss for _, loss in own])
-                slices.append(HyperparameterSweep(float(context.stored_parameters(arm, depth)), x, y))
-        if slices:
-            drifts[name] = fit_drift(slices)
-    first = names[0]
+            base = getattr(run.hyperparameters, name)
+            for x, value in swept_values(name, base, context.preset.grids.lr_rule.multiples):
+                changed = replace(run.hyperparameters, **{name: value})
+                values = {"name": name, "depth": depth, "stored": stored, "multiple": x}
+                plans.append((replace(run, hyperparameters=changed), values))
+    cells = yield from measure(context, plans)
+    # Listed values are compared, without a parabola of their logarithms.
+    fitted = {name: fit_drift_over(cells.where(name=name), "stored") for name in names if name not in LISTED}
+    words = f"+GLR (β = {recipe.learning_rate_exponent:+.1f})" if kind == "scaled" else kind
+    drifts = {name: drift for name, drift in fitted.items() if drift is not None}
     return HyperparameterSweeps(
-        arm=arm.name,
-        kind=kind,
-        recipe=_recipe_words(kind, recipe),
-        drifts=drifts,
-        rows=rows,
-        base_losses={depth: table[first, depth, 1.0][0] for depth in depths},
-        listed=tuple(name for name in names if name in LISTED),
-        tokens={depth: recipe.at(arm, depth, context.size_rule).tokens for depth in depths},
-        stored={depth: float(context.stored_parameters(arm, depth)) for depth in depths},
+        arm.name, kind, words, cells, drifts, tuple(name for name in names if name in LISTED)
     )
 
 
@@ -217,18 +169,3 @@ def swept_values(name: str, base: float, multiples: Sequence[float]) -> list[tup
         return [(value, value) for value in values]
     # A base value of zero has no multiples.
     return [(multiple, base * multiple) for multiple in sorted(multiples) if base or multiple == 1.0]
-
-
-def _recipe_words(kind: str, recipe: Recipe) -> str:
-    return f"+GLR (β = {recipe.learning_rate_exponent:+.1f})" if kind == "scaled" else kind
-
-
-def inherited_recipe(context: StudyContext, arm: Arm) -> Recipe:
-    """A growing arm's recipe with the base, the TPP and the rule of the arm it starts as."""
-    source = context.recipe(starting_arm(arm))
-    return replace(
-        context.recipe(arm).with_tpp(source.tpp),
-        base=source.base,
-        learning_rate_base=source.learning_rate_base,
-        learning_rate_exponent=source.learning_rate_exponent,
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,37 +9,50 @@ from typing import Any, Literal
 from steepen.laws.fits.drift import Drift
 from steepen.laws.fits.isoflop import PowerLawFit
 from steepen.recipe.hyperparameters import paper_code, with_paper_code
-from steepen.studies.answer import Answer, Axis, Panel, Series, StudyFit, Table
+from steepen.studies.answer import Answer, Axis, Draft, Panel, Series, StudyFit, Table
+from steepen.studies.cells import Cells, table_of
 from steepen.studies.context import StudyContext
 from steepen.studies.plotting import (
     censored_points,
     family_curve,
-    finite_or_none,
     joined,
     line,
     optimum_star,
     parabola_or_segments,
     points,
 )
-from steepen.utils.json_io import json_safe
+from steepen.studies.sweeps import law_values
 
 SECTION = "Appendix A.4.4, Stage 4: Fit the Learning-Rate Rule"
-SWEEPS = "one hyperparameter at a time, constant and scaled recipes"
+RecipeKind = Literal["constant", "scaled", "screen"]  # learning rate constant over sizes, or by the rule
 
 
 @dataclass(frozen=True)
 class HyperparameterSweeps:
-    """All slices of one arm under one recipe: drift, points and runs by hyperparameter."""
+    """All slices of one arm under one recipe; cells vary by `name`, `depth` and `multiple` of the base."""
 
     arm: str
-    kind: Literal["constant", "scaled", "screen"]  # learning rate constant over sizes, or by the rule
+    kind: RecipeKind
     recipe: str  # the kind in words: "constant", "+GLR (β = −0.6)"
+    cells: Cells
     drifts: dict[str, Drift]
-    rows: dict[str, list[tuple[int, float, float, str]]]  # depth, multiple, loss, run
-    base_losses: dict[int, float]  # loss at the base values, by depth
-    tokens: dict[int, int]
-    stored: dict[int, float]  # parameters at the start, by depth
     listed: tuple[str, ...] = ()  # hyperparameters swept over listed values, not multiples of the base
+
+    @property
+    def names(self) -> list[str]:
+        """The hyperparameters, in the order of their sweeps."""
+        return list(dict.fromkeys(self.cells.column("name")))
+
+    @property
+    def base(self) -> Cells:
+        """The runs at the base values, one for each depth."""
+        return self.cells.where(name=self.names[0], multiple=1.0)
+
+    @property
+    def rate_law(self) -> PowerLawFit | None:
+        """The drift of the best learning rate; None where too few sizes have an optimum."""
+        drift = self.drifts.get("learning_rate")
+        return None if drift is None else drift.law
 
 
 @dataclass(frozen=True)
@@ -60,88 +72,83 @@ def lr_rule_answer(
     context: StudyContext, swept: Sequence[HyperparameterSweeps], rules: dict[str, LearningRateRule]
 ) -> Answer:
     """The answer of the learning-rate study; `rules` are those to use, by arm."""
-    found: list[str] = []
-    notes: list[str] = []
-    for arm, rule in rules.items():
-        own = [one for one in swept if one.arm == arm and one.kind != "screen"]
-        found.append(_sentence(arm, rule, own))
-        for one in own:
-            for name, drift in one.drifts.items():
-                out = sum(vertex.censored for vertex in drift.vertices)
-                if out:
-                    notes.append(
-                        f"{arm}, {one.recipe}: {out} of {len(drift.vertices)} optima of {name} lie outside "
-                        "their sweeps and take no part in the drift"
-                    )
-    found += [_screened(one) for one in swept if one.kind == "screen"]
-    panels = _panels(swept)
-    tables = [_drift_table(swept)]
-    compared = _comparison(swept)
-    if compared is not None:
-        tables.append(compared)
+    fitted = [one for one in swept if one.kind != "screen"]
     depths = context.preset.grids.lr_rule.depths
-    return Answer(
-        study="lr-rule",
-        question="How must the learning rate change with model size, and must anything else?",
-        section=SECTION,
-        findings=tuple(found),
-        values=json_safe(
-            {
-                "rules": {
-                    arm: {
-                        "learning_rate_exponent": rule.exponent,
-                        "learning_rate_base": rule.anchor,
-                        "inherited_exponent": rule.inherited,
-                    }
-                    for arm, rule in rules.items()
-                },
-                "drift": [_values(one) for one in swept],
-            }
-        ),
-        fits=tuple(
+    draft = Draft(
+        findings=[
+            _sentence(arm, rule, [one for one in fitted if one.arm == arm]) for arm, rule in rules.items()
+        ],
+        values={
+            "rules": {
+                arm: {
+                    "learning_rate_exponent": rule.exponent,
+                    "learning_rate_base": rule.anchor,
+                    "inherited_exponent": rule.inherited,
+                }
+                for arm, rule in rules.items()
+            },
+            "drift": [_values(one) for one in swept],
+        },
+        fits=[
             StudyFit(drift, name, "stored parameters", one.arm, one.recipe)
             for one in swept
             for name, drift in one.drifts.items()
-        ),
-        panels=tuple(panels),
-        tables=tuple(tables),
-        warnings=tuple(notes),
-        method=(
+        ],
+        panels=[*_sweep_panels(swept), *(_drift_panel(one, one.rate_law) for one in swept if one.rate_law)],
+        tables=[_drift_table(swept), _comparison(swept)],
+        warnings=[warning for one in fitted for warning in _warnings(one)],
+        method=[
             f"Compute-optimal runs at depths {', '.join(map(str, depths))}; one hyperparameter at a time at "
             "multiples of its base value.",
             "β regresses the log optima on log initial stored parameters, with Student t intervals: with "
             "three sizes there is one degree of freedom, and three standard errors are p = 0.2.",
             "Regret is the mean loss at 0.5× and 2× the base value minus the loss at the base; range is the "
             "whole span of the slice; both at the largest size.",
-        ),
-        runs=tuple(dict.fromkeys(row[3] for one in swept for rows in one.rows.values() for row in rows)),
+        ],
+        runs=[run for one in swept for run in one.cells.column("run")],
     )
+    draft.findings += [_screened(one) for one in swept if one.kind == "screen"]
+    question = "How must the learning rate change with model size, and must anything else?"
+    return draft.answer("lr-rule", question, SECTION)
+
+
+def _warnings(one: HyperparameterSweeps) -> list[str]:
+    censored = {name: sum(v.censored for v in drift.vertices) for name, drift in one.drifts.items()}
+    return [
+        f"{one.arm}, {one.recipe}: {out} of {len(one.drifts[name].vertices)} optima of {name} lie outside "
+        "their sweeps and take no part in the drift"
+        for name, out in censored.items()
+        if out
+    ]
 
 
 def _sentence(arm: str, rule: LearningRateRule, own: Sequence[HyperparameterSweeps]) -> str:
-    beta = rule.exponent
-    drift = own[0].drifts.get("learning_rate")
-    if drift is None or drift.law is None:
+    law = own[0].rate_law
+    if law is None:
         return f"{arm}: too few learning-rate optima lie inside their sweeps for a rule; the recipe's stays."
-    fitted = _exponent(drift.law)
     if own[0].kind != "constant":
         anchor = "" if rule.anchor is None else f" with {rule.anchor:.2g} at the base size"
         return (
-            f"{arm}: GLR(N) ∝ N^{beta:+.1f}{anchor}: the inherited rule (β = {rule.inherited:+.1f}) plus the "
-            f"drift of the optimum around it, {fitted}."
+            f"{arm}: GLR(N) ∝ N^{rule.exponent:+.1f}{anchor}: the inherited rule (β = {rule.inherited:+.1f}) "
+            f"plus the drift of the optimum around it, {_exponent(law)}."
         )
+    gain = "".join(_gain(own[0], scaled) for scaled in own[1:])
+    return f"{arm}: GLR(N) ∝ N^{rule.exponent:+.1f} (fitted {_exponent(law)}){gain}."
+
+
+def _gain(constant: HyperparameterSweeps, scaled: HyperparameterSweeps) -> str:
+    """What scaling the rate changes at the largest size with both runs, and the drift that is left."""
     gain = ""
-    if len(own) > 1:
-        constant, scaled = own[0].base_losses, own[1].base_losses
-        finished = [d for d in constant if math.isfinite(constant[d]) and math.isfinite(scaled[d])]
-        if finished:
-            top = max(finished)
-            more = scaled[top] - constant[top]
-            gain = f"; at d{top} the scaled rate changes the loss by {more:+.4f} against the constant one"
-        left = own[1].drifts["learning_rate"].law if "learning_rate" in own[1].drifts else None
-        if left is not None:
-            gain += f", and around it the optimum still drifts with exponent {_exponent(left)}"
-    return f"{arm}: GLR(N) ∝ N^{beta:+.1f} (fitted {fitted}){gain}."
+    before, after = (
+        {cell["depth"]: cell.loss for cell in one.base.having("loss")} for one in (constant, scaled)
+    )
+    if both := before.keys() & after.keys():
+        top = max(both)
+        more = after[top] - before[top]
+        gain = f"; at d{top} the scaled rate changes the loss by {more:+.4f} against the constant one"
+    if scaled.rate_law is not None:
+        gain += f", and around it the optimum still drifts with exponent {_exponent(scaled.rate_law)}"
+    return gain
 
 
 def _exponent(law: PowerLawFit) -> str:
@@ -152,10 +159,10 @@ def _exponent(law: PowerLawFit) -> str:
 
 
 def _screened(one: HyperparameterSweeps) -> str:
-    spans = {name: d.span or 0.0 for name, d in one.drifts.items()}
+    spans = {name: drift.span or 0.0 for name, drift in one.drifts.items()}
+    top = max(one.cells.column("depth"))
     for name in one.listed:  # at the largest size, as for the others
-        top = max((row[0] for row in one.rows[name]), default=0)
-        losses = [row[2] for row in one.rows[name] if row[0] == top and math.isfinite(row[2])]
+        losses = one.cells.where(name=name, depth=top).having("loss").column("loss")
         if len(losses) > 1:
             spans[name] = max(losses) - min(losses)
     ranked = sorted(((span, name) for name, span in spans.items()), reverse=True)
@@ -169,13 +176,13 @@ def _values(one: HyperparameterSweeps) -> dict[str, Any]:
     return {
         "arm": one.arm,
         "recipe": one.recipe,
-        "centres": {str(depth): loss for depth, loss in one.base_losses.items()},
+        "centres": {cell["depth"]: cell.loss for cell in one.base},
         "hyperparameters": {
             name: {
-                "exponent": drift.law.exponent if drift.law else None,
-                "error": drift.law.standard_error if drift.law else None,
-                "interval": list(drift.law.interval) if drift.law else None,
-                "p_value": drift.law.p_value if drift.law else None,
+                "exponent": drift.law and drift.law.exponent,
+                "error": drift.law and drift.law.standard_error,
+                "interval": drift.law and drift.law.interval,
+                "p_value": drift.law and drift.law.p_value,
                 "regret": drift.regret,
                 "range": drift.span,
                 "optima": [[v.budget, v.x, v.interior] for v in drift.vertices],
@@ -185,144 +192,122 @@ def _values(one: HyperparameterSweeps) -> dict[str, Any]:
     }
 
 
-def _tested(drift: Drift) -> PowerLawFit | None:
-    """The drift's line, or None if there are too few sizes for a standard error of its exponent."""
-    return drift.law if drift.law is not None and drift.law.degrees_of_freedom > 0 else None
-
-
 def _drift_table(swept: Sequence[HyperparameterSweeps]) -> Table:
-    rows = tuple(
-        (
-            one.arm, one.recipe, with_paper_code(name),
-            drift.law.exponent if drift.law else None,
-            law.standard_error if (law := _tested(drift)) else None,
-            law.p_value if law else None, drift.exceeds_three_standard_errors,
-            1e3 * drift.regret if drift.regret is not None else None,
-            1e3 * drift.span if drift.span is not None else None,
-            sum(v.interior for v in drift.vertices),
-        )
-        for one in swept
-        for name, drift in one.drifts.items()
-    )  # fmt: skip
-    return Table(
-        "Hyperparameter drift and sensitivity",
-        (
-            "arm",
-            "recipe",
-            "hyperparameter",
-            "β",
-            "SE",
-            "p",
-            "|β| ≥ 3 SE",
-            "regret ×10³",
-            "range ×10³",
-            "interior optima",
-        ),
-        rows,
-        "Under a constant recipe the optimum scales as N^β; under a scaled one GLR shows the residual drift.",
-        arm_column=0,
+    rows: list[dict[str, Any]] = []
+    for one in swept:
+        for name, drift in one.drifts.items():
+            law = law_values(drift.law)
+            rows.append({
+                "arm": one.arm, "recipe": one.recipe, "hyperparameter": with_paper_code(name),
+                "β": law["exponent"], "SE": law["error"], "p": law["p"],
+                "|β| ≥ 3 SE": drift.exceeds_three_standard_errors, "regret ×10³": _thousandths(drift.regret),
+                "range ×10³": _thousandths(drift.span),
+                "interior optima": sum(v.interior for v in drift.vertices),
+            })  # fmt: skip
+    caption = (
+        "Under a constant recipe the optimum scales as N^β; under a scaled one GLR shows the residual drift."
     )
+    return table_of("Hyperparameter drift and sensitivity", rows, caption, arm_column=0)
 
 
-def _comparison(swept: Sequence[HyperparameterSweeps]) -> Table | None:
-    pairs = [
-        (one, other)
+def _thousandths(value: float | None) -> float | None:
+    return None if value is None else 1e3 * value
+
+
+def _comparison(swept: Sequence[HyperparameterSweeps]) -> Table:
+    """Losses at the base values with a constant and a scaled rate, of the arms that have both."""
+    scaled = {one.arm: one.base for one in swept if one.kind == "scaled"}
+    rows = [
+        {
+            "arm": one.arm, "size": f"d{cell['depth']}", "tokens": cell.spec.tokens, "constant": cell.loss,
+            "scaled": other.loss, "gain of scaling": cell.loss - other.loss,
+        }
         for one in swept
-        for other in swept
-        if one.arm == other.arm and one.kind == "constant" and other.kind == "scaled"
-    ]
-    rows = tuple(
-        (one.arm, f"d{depth}", one.tokens[depth], finite_or_none(one.base_losses[depth]),
-         finite_or_none(other.base_losses[depth]),
-         finite_or_none(one.base_losses[depth] - other.base_losses[depth]))
-        for one, other in pairs
-        for depth in one.base_losses
-    )  # fmt: skip
-    if not rows:
-        return None
-    columns = ("arm", "size", "tokens", "constant", "scaled", "gain of scaling")
-    return Table(
-        "Constant against scaled learning rate", columns, rows, "Losses at the base values.", arm_column=0
-    )
+        if one.kind == "constant" and one.arm in scaled
+        for cell, other in zip(one.base, scaled[one.arm], strict=True)
+    ]  # fmt: skip
+    title = "Constant against scaled learning rate"
+    return table_of(title, rows, "Losses at the base values.", arm_column=0)
 
 
-def _panels(swept: Sequence[HyperparameterSweeps]) -> list[Panel]:
+def _sweep_panels(swept: Sequence[HyperparameterSweeps]) -> list[Panel]:
     """A figure for each arm: one panel for each hyperparameter, constant and scaled recipes together.
 
-    A screen has a figure of its own. Then how the best learning rate of every arm and recipe drifts.
+    A screen has a figure of its own.
     """
     panels: list[Panel] = []
     for arm, screen in dict.fromkeys((one.arm, one.kind == "screen") for one in swept):
         own = [one for one in swept if one.arm == arm and (one.kind == "screen") == screen]
-        group = f"{arm}, screen: one hyperparameter at a time" if screen else f"{arm}: {SWEEPS}"
-        made = [_panel(name, own, group) for name in own[0].rows]
+        made = [_screen_panel(own[0], name) if screen else _panel(own, name) for name in own[0].names]
         panels += [panel for panel in made if panel.series]
-    drifts = [panel for one in swept if (panel := _drift_panel(one)) is not None]
-    return [*panels, *drifts]
+    return panels
 
 
-def _panel(name: str, own: Sequence[HyperparameterSweeps], group: str) -> Panel:
-    """Loss against one hyperparameter at every size; a constant recipe is dashed beside a scaled one."""
-    series: list[Series] = []
-    for one in own:
-        rows = one.rows[name]
-        drift = one.drifts.get(name)
-        beside = len(own) > 1
-        dashed = beside and one.kind == "constant"
-        look: dict[str, Any] = {"note": f"{one.kind} recipe"} if beside else {}
-        for depth in sorted({row[0] for row in rows}):
-            at = [row for row in rows if row[0] == depth and math.isfinite(row[2])]
-            if len(at) < 2:  # the base values alone: nothing was swept at this size
-                continue
-            x, y = [row[1] for row in at], [row[2] for row in at]
-            label, curve = family_curve("depth", depth)
-            series.append(points(label, x, y, [row[3] for row in at], filled=not dashed, **look, **curve))
-            stored = one.stored[depth]
-            vertex = next((v for v in drift.vertices if v.budget == stored), None) if drift else None
-            style = "dashed" if dashed else "solid"
-            if vertex is None:
-                series.append(joined(label, x, y, style=style, **curve))
-                continue
-            series += parabola_or_segments(label, x, y, vertex, log=True, **curve, style=style)
-            if not dashed:
-                series.append(optimum_star(label, vertex, **curve))
+def _screen_panel(one: HyperparameterSweeps, name: str) -> Panel:
+    words, listed = name.replace("_", " "), name in one.listed
     code = paper_code(name)
-    words = name.replace("_", " ")
-    law = next((d.law for one in own if (d := one.drifts.get(name)) is not None), None)
-    beta = ""
-    if law is not None and own[0].kind == "constant":
-        beta = f", β = {law.exponent:+.2f}".replace("-", "−")
-    title = (f"{words} ({code})" if code else words) if own[0].kind == "screen" else f"{code or words}{beta}"
-    listed = name in own[0].listed
     return Panel(
-        title if own[0].kind == "screen" else f"{own[0].arm}: {title}",
+        f"{words} ({code})" if code else words,
         Axis(words if listed else f"{words} (× base)", "linear" if listed and name != "adam_eps" else "log"),
+        Axis("validation loss", "log"), tuple(_curves(one, name)),
+        group=f"{one.arm}, screen: one hyperparameter at a time", columns=4,
+    )  # fmt: skip
+
+
+def _panel(own: Sequence[HyperparameterSweeps], name: str) -> Panel:
+    """Loss against one hyperparameter at every size; a constant recipe is dashed beside a scaled one."""
+    beside = len(own) > 1
+    first, words = own[0], name.replace("_", " ")
+    law = first.drifts[name].law if first.kind == "constant" and name in first.drifts else None
+    beta = "" if law is None else f", β = {law.exponent:+.2f}".replace("-", "−")
+    return Panel(
+        f"{first.arm}: {paper_code(name) or words}{beta}",
+        Axis(f"{words} (× base)", "log"),
         Axis("validation loss", "log"),
-        tuple(series),
-        caption=""
-        if len(own) == 1
-        else "Solid and filled: the learning rate by the rule; dashed and hollow: constant over sizes. "
-        "Stars: optima of the scaled recipe. β is the drift under the constant one.",
-        group=group,
+        tuple(series for one in own for series in _curves(one, name, beside)),
+        caption="Solid and filled: the learning rate by the rule; dashed and hollow: constant over sizes. "
+        "Stars: optima of the scaled recipe. β is the drift under the constant one."
+        if beside
+        else "",
+        group=f"{first.arm}: one hyperparameter at a time, constant and scaled recipes",
         columns=4,
     )
 
 
-def _drift_panel(one: HyperparameterSweeps) -> Panel | None:
-    drift = one.drifts.get("learning_rate")
-    if drift is None or drift.law is None:
-        return None
-    inside = [v for v in drift.vertices if v.interior]
+def _curves(one: HyperparameterSweeps, name: str, beside: bool = False) -> list[Series]:
+    """The slices of one hyperparameter; `beside` those of another recipe, a constant one is dashed."""
+    found: list[Series] = []
+    dashed = beside and one.kind == "constant"
+    look: dict[str, Any] = {"note": f"{one.kind} recipe"} if beside else {}
+    drift = one.drifts.get(name)
+    vertices = {} if drift is None else {vertex.budget: vertex for vertex in drift.vertices}
+    for depth, own in one.cells.where(name=name).having("loss").by("depth").items():
+        if len(own) < 2:  # the base values alone: nothing was swept at this size
+            continue
+        label, curve = family_curve("depth", depth)
+        x, y, style = own.column("multiple"), own.column("loss"), "dashed" if dashed else "solid"
+        found.append(points(label, x, y, own.column("run"), filled=not dashed, **look, **curve))
+        vertex = vertices.get(own[0]["stored"])
+        if vertex is None:
+            found.append(joined(label, x, y, style=style, **curve))
+        else:
+            found += parabola_or_segments(label, x, y, vertex, log=True, **curve, style=style)
+            found += [] if dashed else [optimum_star(label, vertex, **curve)]
+    return found
+
+
+def _drift_panel(one: HyperparameterSweeps, law: PowerLawFit) -> Panel:
+    vertices = one.drifts["learning_rate"].vertices
+    inside = [v for v in vertices if v.interior]
     x, y = [v.budget for v in inside], [v.x for v in inside]
-    series = [
+    ends = [x[0], x[-1]]
+    fitted = [law.predict(end) for end in ends]
+    series = (
         points(one.arm, x, y, arm=one.arm),
-        *censored_points(one.arm, drift.vertices, arm=one.arm),
-    ]
-    ends = [inside[0].budget, inside[-1].budget]
-    law = drift.law
-    fitted = [law.predict(x) for x in ends]
-    series.append(line(one.arm, ends, fitted, arm=one.arm, role="fit", detail=f"∝ N^{law.exponent:.2f}"))
+        *censored_points(one.arm, vertices, arm=one.arm),
+        line(one.arm, ends, fitted, arm=one.arm, role="fit", detail=f"∝ N^{law.exponent:.2f}"),
+    )
     return Panel(
         f"{one.arm}, {one.recipe}", Axis("stored parameters at the start", "log"),
-        Axis("best GLR (× the recipe's)", "log"), tuple(series), group="Drift of the best learning rate",
+        Axis("best GLR (× the recipe's)", "log"), series, group="Drift of the best learning rate",
     )  # fmt: skip

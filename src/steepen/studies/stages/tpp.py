@@ -3,45 +3,45 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
-
-import numpy as np
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from steepen.laws.fits.isoflop import IsoflopFit, fit_isoflop
-from steepen.laws.fits.solver import Array
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
-from steepen.studies.answer import Answer, Axis, Panel, Series, Study, StudyFit, Table
-from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf, starting_arm
-from steepen.studies.driver.run_concurrently import RunGenerator, run_concurrently
+from steepen.studies.answer import Axis, Draft, Panel, Series, Study, StudyFit, Table
+from steepen.studies.cells import Cells, Plan, measure, plan_grid, table_of
+from steepen.studies.context import Arms, StudyContext, find_arms, starting_arm
 from steepen.studies.plotting import (
     censored_points,
-    error_of_mean,
     family_curve,
-    finite_or_none,
     line,
-    mean_with_error,
+    mark_mean,
     optimum_star,
     parabola,
-    parabola_or_segments,
     points,
+    sweep_curves,
 )
+from steepen.studies.sweeps import error_of_mean, law_values, mean_with_error, vertices_of
 from steepen.utils.formatting import format_flops
-from steepen.utils.json_io import json_safe
 
 SECTION = "Appendix A.4.2, Stage 2: Fit the Optimal Tokens per Parameter"
+COMPUTE = Axis("compute (FLOPs)", "log")
 
 
-@dataclass(frozen=True, eq=False)
-class TokenSweep:
-    """An arm's sweeps against 6·T²/C: tokens per training-averaged compute-active parameter."""
+@dataclass(frozen=True)
+class TokenSweeps:
+    """An arm's sweeps, one for each budget, and the optima fitted to them."""
 
-    start: str  # the arm it starts as: its own name where it does not grow
-    budgets: Array
-    x: Array
-    losses: Array
+    arm: Arm
+    cells: Cells
+    fit: IsoflopFit
+
+    @property
+    def name(self) -> str:
+        """The arm's name."""
+        return self.arm.name
 
 
 def tpp(context: StudyContext, *, arms: Arms = ()) -> Study:
@@ -53,70 +53,44 @@ def tpp(context: StudyContext, *, arms: Arms = ()) -> Study:
     drifts. For a growing arm the axis is t_ref, the TPP at equal compute without growth.
     """
     grid = context.preset.grids.tpp
-    found: dict[str, IsoflopFit] = {}
-    panels: list[Panel] = []
-    runs: list[str] = []
-    notes: list[str] = []
-    sweeps: dict[str, TokenSweep] = {}
+    chosen = find_arms(arms or ("vanilla",))
 
-    def measured(arm: Arm) -> RunGenerator:
-        recipe = replace(context.recipe(arm), learning_rate_exponent=0.0)
-        keys = [(anchor, anchor + offset) for anchor in grid.budgets for offset in sorted(grid.offsets)]
-        priced = arm if grid.budget_arm is None else find_arm(grid.budget_arm)
-        budgets = {
-            anchor: context.flops_at_tpp(priced, anchor, grid.reference_tpp) for anchor in grid.budgets
-        }
-        planned_runs = [context.run_at_flops(recipe, arm, depth, budgets[anchor]) for anchor, depth in keys]
-        specs = [context.spec(planned) for planned in planned_runs]
-        losses = [loss_or_inf(record) for record in (yield specs)]
-        # x is computed from the realized FLOPs: whole steps move a run off its budget a little.
-        x = [
-            context.sweep_flops(planned)
-            / (context.flops_per_token(arm, depth) * context.stored_parameters(arm, depth))
-            for planned, (_, depth) in zip(planned_runs, keys, strict=True)
-        ]
-        names = [spec.hash for spec in specs]
-        runs.extend(names)
-        nominal = np.array([budgets[anchor] for anchor, _ in keys])
-        good = np.isfinite(losses)
-        if not good.all():
-            notes.append(f"{arm.name}: {int((~good).sum())} runs diverged and are left out")
-        fit = fit_isoflop(nominal[good], np.array(x)[good], np.array(losses)[good])
-        found[arm.name] = fit
-        notes.extend(f"{arm.name}: {warning}" for warning in fit.warnings)
-        panels.append(_panel(arm.name, fit, nominal.tolist(), x, losses, names))
-        cost = np.array([context.sweep_flops(planned) for planned in planned_runs])
-        tokens = np.array([planned.tokens for planned in planned_runs], float)
-        sweeps[arm.name] = TokenSweep(
-            starting_arm(arm).name, nominal[good], (6 * tokens**2 / cost)[good], np.array(losses)[good]
-        )
+    def plan(arm: Arm, anchor: int, offset: int) -> Plan:
+        depth, priced = anchor + offset, arm if grid.budget_arm is None else find_arm(grid.budget_arm)
+        budget = context.flops_at_tpp(priced, anchor, grid.reference_tpp)
+        run = context.run_at_flops(context.constant_recipe(arm), arm, depth, budget)
+        # From the realized FLOPs: whole steps move a run off its budget a little.
+        flops = context.sweep_flops(run)
+        tpp = flops / (context.flops_per_token(arm, depth) * context.stored_parameters(arm, depth))
+        return run, {"budget": budget, "tpp": tpp, "active_tpp": 6 * float(run.tokens) ** 2 / flops}
 
-    yield from run_concurrently([measured(arm) for arm in find_arms(arms or ("vanilla",))])
-    panels += [_laws(found), _frontier(found)]
-    panels += _token_panels(found, sweeps)
-    return Answer(
-        study="tpp",
-        question="How many tokens per stored parameter are compute-optimal, and does that drift with scale?",
-        section=SECTION,
-        findings=tuple(_sentence(name, fit) for name, fit in found.items()),
-        values=json_safe(
-            {name: {**fit.to_dict(), "tpp": finite_or_none(fit.rounded)} for name, fit in found.items()}
-        ),
-        fits=tuple(StudyFit(fit, "tokens per parameter", "FLOPs", name) for name, fit in found.items()),
-        panels=tuple(panels),
-        tables=(_table(found),),
-        warnings=tuple(notes),
-        method=(
-            f"Budgets are those of {grid.budget_arm or 'each arm'} at depths "
-            f"{', '.join(map(str, grid.budgets))} at {grid.reference_tpp:g} tokens per parameter; at each, "
-            f"{len(grid.offsets)} sizes with tokens adjusted to the same "
-            "compute, under the base recipe with a constant learning rate.",
-            "Vertices of parabolas of log loss against log TPP; censored ones (outside the sweep) take no "
-            "part in mean and test.",
-            context.sweep_flops_method,
-        ),
-        runs=tuple(runs),
-    )
+    plans = plan_grid(plan, arm=chosen, anchor=grid.budgets, offset=sorted(grid.offsets))
+    cells = yield from measure(context, plans)
+    draft, swept = Draft(runs=cells.column("run")), list[TokenSweeps]()
+    for arm in chosen:
+        own = cells.where(arm=arm.name)
+        finished = own.having("loss")
+        if lost := len(own) - len(finished):
+            draft.warnings.append(f"{arm.name}: {lost} runs diverged and are left out")
+        fit = fit_isoflop(*(finished.array(name) for name in ("budget", "tpp", "loss")))
+        draft.warnings += [f"{arm.name}: {warning}" for warning in fit.warnings]
+        draft.findings.append(_sentence(arm.name, fit))
+        draft.values[arm.name] = {**fit.to_dict(), "tpp": fit.rounded}
+        draft.fits.append(StudyFit(fit, "tokens per parameter", "FLOPs", arm.name))
+        draft.panels.append(_panel(arm.name, fit, own))
+        swept.append(TokenSweeps(arm, finished, fit))
+    draft.panels += [_laws(swept), _frontier(swept), *_token_panels(swept)]
+    draft.tables.append(_table(swept))
+    draft.method += [
+        f"Budgets are those of {grid.budget_arm or 'each arm'} at depths {', '.join(map(str, grid.budgets))} "
+        f"at {grid.reference_tpp:g} tokens per parameter; at each, {len(grid.offsets)} sizes with tokens "
+        "adjusted to the same compute, under the base recipe with a constant learning rate.",
+        "Vertices of parabolas of log loss against log TPP; censored ones (outside the sweep) take no part "
+        "in mean and test.",
+        context.sweep_flops_method,
+    ]
+    question = "How many tokens per stored parameter are compute-optimal, and does that drift with scale?"
+    return draft.answer("tpp", question, SECTION)
 
 
 def _sentence(name: str, fit: IsoflopFit) -> str:
@@ -146,117 +120,101 @@ def _neighbours(fit: IsoflopFit) -> str:
     return f"; a tie with {', '.join(tied)}" if tied else ""
 
 
-def _panel(
-    name: str,
-    fit: IsoflopFit,
-    budgets: Sequence[float],
-    x: Sequence[float],
-    losses: Sequence[float],
-    runs: Sequence[str],
-) -> Panel:
-    series: list[Series] = []
-    for budget in sorted(set(budgets)):
-        rows = [i for i, other in enumerate(budgets) if other == budget and math.isfinite(losses[i])]
-        if not rows:
-            continue
-        label, curve = family_curve("FLOPs", budget)
-        own, loss = [x[i] for i in rows], [losses[i] for i in rows]
-        series.append(points(label, own, loss, [runs[i] for i in rows], **curve))
-        for vertex in fit.vertices:
-            if abs(vertex.budget / budget - 1) < 1e-6:
-                series += parabola_or_segments(label, own, loss, vertex, log=True, **curve)
-                series.append(optimum_star(label, vertex, **curve))
-    marks: tuple[Any, ...] = (("x", fit.mean, f"mean {fit.mean:.2f}"),) if finite_or_none(fit.mean) else ()
+def _panel(name: str, fit: IsoflopFit, cells: Cells) -> Panel:
+    drawn = sweep_curves(cells, "tpp", "loss", "budget", vertices_of(fit, cells, "budget"), log=True)
     return Panel(
         f"{name}: loss against tokens per parameter", Axis("tokens per stored parameter", "log"),
-        Axis("validation loss", "log"), tuple(series), marks,
+        Axis("validation loss", "log"), tuple(drawn),
+        mark_mean(fit.mean, 2),
         "One colour per budget; stars are the parabolas' minima, hollow where the sweep does not reach it.",
     )  # fmt: skip
 
 
-def _laws(found: dict[str, IsoflopFit]) -> Panel:
+def _laws(swept: Sequence[TokenSweeps]) -> Panel:
     series: list[Series] = []
-    for name, fit in found.items():
-        inside = [vertex for vertex in fit.vertices if vertex.interior]
-        series.append(points(name, [v.budget for v in inside], [v.x for v in inside], arm=name))
-        series += censored_points(name, fit.vertices, arm=name)
-        if fit.law is not None and inside:
-            x = [min(v.budget for v in inside), max(v.budget for v in inside)]
-            series.append(line(name, x, [fit.law.predict(value) for value in x], arm=name, role="fit"))
+    for one in swept:
+        name, law = one.name, one.fit.law
+        inside = [vertex for vertex in one.fit.vertices if vertex.interior]
+        budgets = [vertex.budget for vertex in inside]
+        series.append(points(name, budgets, [vertex.x for vertex in inside], arm=name))
+        series += censored_points(name, one.fit.vertices, arm=name)
+        if law is not None and inside:
+            ends = [min(budgets), max(budgets)]
+            series.append(line(name, ends, [law.predict(value) for value in ends], arm=name, role="fit"))
     return Panel(
-        "Optimal tokens per parameter against compute", Axis("compute (FLOPs)", "log"),
-        Axis("optimal tokens per parameter", "log"), tuple(series),
+        "Optimal tokens per parameter against compute", COMPUTE, Axis("optimal tokens per parameter", "log"),
+        tuple(series),
     )  # fmt: skip
 
 
-def _frontier(found: dict[str, IsoflopFit]) -> Panel:
+def _frontier(swept: Sequence[TokenSweeps]) -> Panel:
     """The loss at each budget's optimum, a scaling law of its own."""
     series: list[Series] = []
-    for name, fit in found.items():
-        x, y = [v.budget for v in fit.vertices], [v.loss for v in fit.vertices]
-        series += [points(name, x, y, arm=name), line(name, x, y, arm=name)]
+    for one in swept:
+        x, y = [v.budget for v in one.fit.vertices], [v.loss for v in one.fit.vertices]
+        series += [points(one.name, x, y, arm=one.name), line(one.name, x, y, arm=one.name)]
     return Panel(
-        "Loss at the optimum", Axis("compute (FLOPs)", "log"), Axis("loss at the optimal TPP", "log"),
+        "Loss at the optimum", COMPUTE, Axis("loss at the optimal TPP", "log"),
         tuple(series), caption="Under the base recipe with a constant learning rate: not the ladders' laws.",
     )  # fmt: skip
 
 
-def _token_panels(found: dict[str, IsoflopFit], sweeps: dict[str, TokenSweep]) -> list[Panel]:
+def _token_panels(swept: Sequence[TokenSweeps]) -> list[Panel]:
     """For a growing arm whose starting arm was swept too: both against 6·T²/C."""
-    panels: list[Panel] = []
-    for name, own in sweeps.items():
-        if own.start == name or own.start not in sweeps:
-            continue
-        series: list[Series] = []
-        means: dict[str, float] = {}
-        for arm, sweep in ((own.start, sweeps[own.start]), (name, own)):
-            grown = arm == name
-            fit = fit_isoflop(sweep.budgets, sweep.x, sweep.losses)
-            for vertex in fit.vertices:
-                rows = np.isclose(sweep.budgets, vertex.budget)
-                label, curve = family_curve("FLOPs", float(sweep.budgets[rows][0]))
-                x, y = sweep.x[rows].tolist(), sweep.losses[rows].tolist()
-                role, note = ("measured", "with growth") if grown else ("control", "without growth")
-                series.append(points(label, x, y, role=role, note=note, filled=grown, **curve))
-                style: Literal["solid", "dotted"] = "solid" if grown else "dotted"
-                ends = (min(x), max(x))
-                series += parabola(label, vertex, *ends, log_x=True, log_loss=True, style=style, **curve)
-                if grown:
-                    series.append(optimum_star(label, vertex, **curve))
-            if finite_or_none(fit.mean):
-                means[arm] = fit.mean
-        marks = tuple[tuple[Literal["x", "y"], float, str], ...](
-            ("x", mean, f"{arm} {mean:.2f}") for arm, mean in means.items()
-        )
-        words = " and ".join(f"{mean:.2f} for {arm}" for arm, mean in means.items())
-        panels.append(
-            Panel(
-                f"{name}: loss against 6·T²/C",
-                Axis("6·T²/C", "log"),
-                Axis("validation loss", "log"), tuple(series), marks,
-                f"6·T²/C is tokens per mean compute-active parameter. Filled: {name}; hollow: {own.start}, "
-                f"without growth, at the same compute. Mean optima (vertical lines): {words}.",
-            )
-        )  # fmt: skip
-    return panels
+    by_name = {one.name: one for one in swept}
+    starts = {one.name: starting_arm(one.arm).name for one in swept}
+    return [
+        _token_panel(by_name[start], by_name[name])
+        for name, start in starts.items()
+        if start != name and start in by_name
+    ]
 
 
-def _table(found: dict[str, IsoflopFit]) -> Table:
-    every = sorted(vertex.budget for fit in found.values() for vertex in fit.vertices)
+def _token_panel(start: TokenSweeps, grown: TokenSweeps) -> Panel:
+    series: list[Series] = []
+    means: dict[str, float] = {}
+    looks: tuple[tuple[TokenSweeps, Mapping[str, Any]], ...] = (
+        (start, {"role": "control", "note": "without growth", "filled": False}),
+        (grown, {"role": "measured", "note": "with growth", "filled": True}),
+    )
+    for one, look in looks:
+        fit = fit_isoflop(*(one.cells.array(name) for name in ("budget", "active_tpp", "loss")))
+        for budget, vertex in vertices_of(fit, one.cells, "budget").items():
+            label, curve = family_curve("budget", budget)
+            own = one.cells.where(budget=budget)
+            x, y = own.column("active_tpp"), own.column("loss")
+            series.append(points(label, x, y, **look, **curve))
+            style = "solid" if one is grown else "dotted"
+            ends = (min(x), max(x))
+            series += parabola(label, vertex, *ends, log_x=True, log_loss=True, style=style, **curve)
+            series += [optimum_star(label, vertex, **curve)] if one is grown else []
+        if math.isfinite(fit.mean):
+            means[one.name] = fit.mean
+    words = " and ".join(f"{mean:.2f} for {arm}" for arm, mean in means.items())
+    return Panel(
+        f"{grown.name}: loss against 6·T²/C", Axis("6·T²/C", "log"), Axis("validation loss", "log"),
+        tuple(series), tuple(("x", mean, f"{arm} {mean:.2f}") for arm, mean in means.items()),
+        f"6·T²/C is tokens per mean compute-active parameter. Filled: {grown.name}; hollow: {start.name}, "
+        f"without growth, at the same compute. Mean optima (vertical lines): {words}.",
+    )  # fmt: skip
+
+
+def _table(swept: Sequence[TokenSweeps]) -> Table:
+    every = sorted(vertex.budget for one in swept for vertex in one.fit.vertices)
+    # Budgets of different arms that are nearly equal share a column.
     budgets = [b for i, b in enumerate(every) if not i or b > every[i - 1] * (1 + 1e-3)]
-    rows = tuple(
-        (
-            name, finite_or_none(fit.mean), finite_or_none(fit.rounded), fit.law.p_value if fit.law else None,
-            fit.law.exponent if fit.law else None, finite_or_none(fit.law.detectable) if fit.law else None,
-            sum(v.interior for v in fit.vertices), len(fit.vertices),
-            *(next((v.loss for v in fit.vertices if abs(v.budget / b - 1) < 1e-3), None) for b in budgets),
-        )
-        for name, fit in found.items()
-    )  # fmt: skip
-    return Table(
-        "Compute-optimal TPP",
-        ("arm", "mean TPP*", "rounded", "p (no drift)", "drift exponent", "detectable drift", "inside",
-         "budgets", *(f"loss at {format_flops(b)} FLOPs" for b in budgets)),
-        rows,
-        arm_column=0,
-    )  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    for one in swept:
+        fit, law = one.fit, law_values(one.fit.law)
+        rows.append({
+            "arm": one.name, "mean TPP*": fit.mean, "rounded": fit.rounded, "p (no drift)": law["p"],
+            "drift exponent": law["exponent"], "detectable drift": law["detectable"],
+            "inside": sum(v.interior for v in fit.vertices), "budgets": len(fit.vertices),
+            **{f"loss at {format_flops(b)} FLOPs": _loss_at(fit, b) for b in budgets},
+        })  # fmt: skip
+    return table_of("Compute-optimal TPP", rows, arm_column=0)
+
+
+def _loss_at(fit: IsoflopFit, budget: float) -> float | None:
+    near = [v.loss for v in fit.vertices if math.isclose(v.budget, budget, rel_tol=1e-3)]
+    return near[0] if near else None

@@ -10,17 +10,18 @@ from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.recipe.paper_tables import INITIAL
 from steepen.recipe.recipe import Recipe
-from steepen.studies.answer import Answer, Study, Table
+from steepen.studies.answer import Answer, Draft, Study
+from steepen.studies.cells import Plan, measure, plan_grid, table_of
 from steepen.studies.context import Arms, StudyContext, find_arms, require_all_finished
 from steepen.studies.driver.run_concurrently import run_concurrently
 from steepen.studies.ladders.ladder import compare_ladders
 from steepen.studies.ladders.ladder_runs import LadderSpec, ladder_spec
+from steepen.studies.registry import choose_parts
 from steepen.studies.stages.chain_tuning import has_injection
 
 SECTION = (
     "Appendix A.4.1, transfer probe, and Appendix B.2, Recipe Tuning Changes the Apparent Scaling Advantage"
 )
-PARTS = ("probe", "ladder")
 
 
 def transfer(
@@ -39,79 +40,69 @@ def transfer(
     both, judged against the source's own: does a transferred recipe turn a better exponent into a better
     constant?
     """
-    for part in parts:
-        if part not in PARTS:
-            raise UsageError(f"--part {part!r} is not known here: use {' or '.join(PARTS)}.")
+    wanted = choose_parts("transfer", parts)
     source_arm = find_arm(source)
     chosen = [arm for arm in find_arms(arms or ("operator-1",)) if arm.name != source_arm.name]
     if not chosen:
         raise UsageError("give at least one arm besides the one whose recipe is transferred.")
-    wanted = parts or PARTS
     works: list[Study] = []
     if "probe" in wanted:
         works.append(_probe(context, source_arm, chosen))
     if "ladder" in wanted:
         works.append(_ladders(context, source_arm, chosen, rungs, seeds))
     answers: list[Answer] = yield from run_concurrently(works)
-    if len(answers) == 1:
-        return answers[0]
-    probe, ladders = answers
-    return replace(
-        ladders,
-        findings=(*probe.findings, *ladders.findings),
-        values={**probe.values, **ladders.values},
-        tables=(*probe.tables, *ladders.tables),
-        warnings=(*probe.warnings, *ladders.warnings),
-        runs=(*probe.runs, *ladders.runs),
-    )
+    draft = Draft()
+    for answer in answers:
+        draft.add(answer)
+    draft.method = list(answers[-1].method)
+    return draft.answer("transfer", _question(source_arm, chosen), SECTION)
 
 
 def _probe(context: StudyContext, source_arm: Arm, chosen: Sequence[Arm]) -> Study:
-    members = [source_arm, *chosen]
-    specs = [
-        context.spec(context.base_run(arm, recipe))
-        for arm in members
-        for recipe in (context.recipe(arm), transferred_recipe(context, source_arm, arm))
-    ]
-    losses = [record.validation_loss for record in require_all_finished(specs, (yield specs))]
-    rows = [(arm.name, losses[2 * i + 1], losses[2 * i]) for i, arm in enumerate(members)]
-    base, threshold = rows[0][1], context.preset.grids.chain.threshold
-    table = [
-        (name, transferred, 1e3 * (transferred - base), own, 1e3 * (transferred - own))
-        for name, transferred, own in rows
-    ]
-    return Answer(
-        study="transfer",
-        question=_question(source_arm, chosen),
-        section=SECTION,
-        findings=tuple(
-            _sentence(name, source_arm.name, transferred - own, threshold)
-            for name, transferred, own in rows[1:]
-        ),
+    source, threshold = source_arm.name, context.preset.grids.chain.threshold
+
+    def plan(arm: Arm, recipe: str) -> Plan:
+        own = context.recipe(arm) if recipe == "own" else transferred_recipe(context, source_arm, arm)
+        return context.base_run(arm, own), {}
+
+    members = (source_arm, *chosen)
+    cells = yield from measure(context, plan_grid(plan, arm=members, recipe=("own", "transferred")))
+    require_all_finished([cell.spec for cell in cells], [cell.record for cell in cells])
+    losses = {(cell["arm"], cell["recipe"]): cell.loss for cell in cells}
+    names = [arm.name for arm in members]
+    regret = {name: losses[name, "transferred"] - losses[name, "own"] for name in names}
+    rows = [
+        {
+            "arm": name, "transferred loss": losses[name, "transferred"],
+            f"Δ against {source} ×10³": 1e3 * (losses[name, "transferred"] - losses[source, "transferred"]),
+            "own loss": losses[name, "own"], "regret ×10³": 1e3 * regret[name],
+        }
+        for name in names
+    ]  # fmt: skip
+    caption = "Regret: loss with the transferred recipe minus loss with the arm's own, at the base size."
+    draft = Draft(
+        findings=[_sentence(name, source, regret[name], threshold) for name in names[1:]],
         values={
             "probe": {
-                name: {"transferred": transferred, "own": own, "regret": transferred - own}
-                for name, transferred, own in rows
+                name: {
+                    "transferred": losses[name, "transferred"],
+                    "own": losses[name, "own"],
+                    "regret": regret[name],
+                }
+                for name in names
             }
         },
-        tables=(
-            Table(
-                f"Transfer probe from the {source_arm.name} recipe",
-                ("arm", "transferred loss", f"Δ against {source_arm.name} ×10³", "own loss", "regret ×10³"),
-                tuple(table),
-                "Regret: loss with the transferred recipe minus loss with the arm's own, at the base size.",
-                arm_column=0,
-            ),
-        ),
-        warnings=tuple(
-            f"{source_arm.name}'s recipe is better for {name} than its own, which is not tuned for this size "
+        tables=[table_of(f"Transfer probe from the {source} recipe", rows, caption, arm_column=0)],
+        warnings=[
+            f"{source}'s recipe is better for {name} than its own, which is not tuned for this size "
             f"and data: tune it first (`steepen study fit-recipe --arms {name}`)"
-            for name, transferred, own in rows[1:]
-            if transferred < own - threshold
-        ),
-        method=(f"Base size on {context.preset.fixed_tokens:,} tokens, one seed.",),
-        runs=tuple(spec.hash for spec in specs),
+            for name in names[1:]
+            if losses[name, "transferred"] < losses[name, "own"] - threshold
+        ],
+        method=[f"Base size on {context.preset.fixed_tokens:,} tokens, one seed."],
+        runs=cells.column("run"),
     )
+    return draft.answer("transfer", _question(source_arm, chosen), SECTION)
 
 
 def _sentence(name: str, source: str, regret: float, threshold: float) -> str:

@@ -1,0 +1,112 @@
+"""Cells: the runs of a study, each with what was varied, its spec and its record.
+
+A study plans runs, measures them (`measure`), finds the optima of its sweeps (`sweeps.py`), and makes its
+tables and panels from cells and optima: a table has a row for each (`table`), a panel a curve for each value
+of what was varied (`plotting.py`). `Draft` in `answer.py` collects them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, Self
+
+from steepen.recipe.recipe import PlannedRun
+from steepen.results.table import Table
+from steepen.runs.record import RunRecord
+from steepen.runs.spec import RunSpec
+from steepen.studies.answer import Work
+from steepen.studies.context import StudyContext
+from steepen.utils.json_io import json_safe
+from steepen.utils.rows import Rows
+
+
+@dataclass(frozen=True)
+class Row:
+    """Named values; a subclass adds its own properties. `row["depth"]` is either."""
+
+    values: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name] if name in self.values else getattr(self, name)
+
+    def plus(self, **values: Any) -> Self:
+        """The row with further values."""
+        return replace(self, values={**self.values, **values})
+
+
+@dataclass(frozen=True)
+class Cell(Row):
+    """One run of a study. `values` are what was varied and what follows from it."""
+
+    spec: RunSpec
+    record: RunRecord | None  # None: it diverged
+
+    @property
+    def run(self) -> str:
+        """The run's hash."""
+        return self.spec.hash
+
+    @property
+    def loss(self) -> float:
+        """Validation loss; infinite where the run diverged."""
+        return math.inf if self.record is None else self.record.validation_loss
+
+    @property
+    def kl_depth(self) -> float | None:
+        """KL effective depth, where `steepen eval --kl-depth` has joined it to the record."""
+        if self.record is None or "kl_depth" not in self.record.evaluation:
+            return None
+        return float(self.record.evaluation["kl_depth"]["depth"])
+
+
+Cells = Rows[Cell]
+Plan = tuple[PlannedRun | RunSpec, Mapping[str, Any]]  # a run, and what was varied
+
+
+def measure(context: StudyContext, planned: Iterable[Plan]) -> Work[Cells]:
+    """Request the runs, and return their cells. The FLOPs of a planned run are counted as sweeps do."""
+    plans = [
+        (run, values) if isinstance(run, RunSpec)
+        else (context.spec(run), {"flops": context.sweep_flops(run), **values})
+        for run, values in planned
+    ]  # fmt: skip
+    records = yield [spec for spec, _ in plans]
+    return Rows(Cell(values, spec, record) for (spec, values), record in zip(plans, records, strict=True))
+
+
+def plan_grid(plan: Callable[..., Plan], **axes: Iterable[Any]) -> list[Plan]:
+    """The plans of every combination of values, the last axis varying fastest.
+
+    What was varied are the values of the axes, arms by their names, and what `plan` adds to or puts in the
+    place of them.
+    """
+    plans: list[Plan] = []
+    for point in product(*axes.values()):
+        varied = dict(zip(axes, point, strict=True))
+        run, more = plan(**varied)
+        named = {name: getattr(value, "name", value) for name, value in varied.items()}
+        plans.append((run, {**named, **more}))
+    return plans
+
+
+def table(
+    title: str,
+    rows: Iterable[Row],
+    columns: Mapping[str, str],
+    caption: str = "",
+    arm_column: int | None = None,
+) -> Table:
+    """A table of rows: values by heading. Numbers that are not finite are empty."""
+    cells = tuple(tuple(json_safe(row[name]) for name in columns.values()) for row in rows)
+    return Table(title, tuple(columns), cells, caption, arm_column=arm_column)
+
+
+def table_of(
+    title: str, rows: Sequence[Mapping[str, Any]], caption: str = "", arm_column: int | None = None
+) -> Table:
+    """A table of rows that say their values by heading."""
+    cells = tuple(tuple(map(json_safe, row.values())) for row in rows)
+    return Table(title, tuple(rows[0]) if rows else (), cells, caption, arm_column=arm_column)

@@ -1,0 +1,127 @@
+"""Optima of sweeps: the vertex of every group of cells, and how an optimum drifts with size."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from steepen.laws.fits.drift import Drift, HyperparameterSweep, fit_drift
+from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit
+from steepen.laws.fits.vertex import MIN_POINTS, Vertex, find_vertex
+from steepen.model.arm import Arm
+from steepen.studies.cells import Cells, Plan, Row
+from steepen.studies.context import StudyContext, starting_arm
+from steepen.utils.rows import Rows
+
+
+def growth_sweep_run(context: StudyContext, arm: Arm, depth: int, flops: float, rho: float) -> Plan:
+    """A run of a sweep over ρ at fixed compute, and the ρ it has: growth starts at a whole step.
+
+    ρ = 0 is the arm that the growing one starts as, under the growing arm's recipe.
+    """
+    recipe = context.recipe(arm)
+    if rho == 0:
+        return context.run_at_flops(recipe, starting_arm(arm), depth, flops), {"rho": 0.0}
+    run = context.run_at_flops(recipe, arm, depth, flops, rho)
+    return run, {"rho": 1 - (run.growth_step or 0) / run.steps}
+
+
+@dataclass(frozen=True)
+class Optimum(Row):
+    """The optimum of one sweep. `values` are what its runs have in common, and what follows from it."""
+
+    cells: Cells
+    vertex: Vertex
+
+    @property
+    def x(self) -> float:
+        """Where the optimum is; of a sweep that does not contain one, the best measured."""
+        return self.vertex.x
+
+    @property
+    def loss(self) -> float:
+        """The loss there."""
+        return self.vertex.loss
+
+    @property
+    def interior(self) -> bool:
+        """Whether the sweep contains its optimum."""
+        return self.vertex.interior
+
+
+Optima = Rows[Optimum]
+
+
+def vertices_by(name: str, optima: Optima) -> dict[Any, Vertex]:
+    """The vertex of every sweep, by a value that its runs have in common."""
+    return {one[name]: one.vertex for one in optima}
+
+
+def find_optima(
+    cells: Cells,
+    by: tuple[str, ...],
+    x: str,
+    y: str = "loss",
+    *,
+    log: bool = True,
+    nearest: int | None = None,
+) -> Optima:
+    """The optimum over x of every group of finished runs that a parabola can be put through.
+
+    The parabola is of log y against log x, or with `log=False` of y against x; through the `nearest` lowest
+    points where that is given.
+    """
+    found: list[Optimum] = []
+    for key, own in cells.having(y).by(*by).items():
+        if len(set(own.column(x))) >= MIN_POINTS:
+            vertex = find_vertex(own.array(x), own.array(y), log_x=log, log_loss=log, nearest=nearest)
+            values = dict(zip(by, key if len(by) > 1 else (key,), strict=True))
+            found.append(Optimum(values, own, vertex))
+    return Rows(found)
+
+
+def vertices_of(fit: IsoflopFit, cells: Cells, by: str) -> dict[Any, Vertex]:
+    """The vertex of every sweep of a fit, by another value of its runs than their budget."""
+    return {
+        level: vertex
+        for level, own in cells.by(by).items()
+        for vertex in fit.vertices
+        if math.isclose(vertex.budget, own[0]["budget"], rel_tol=1e-6)
+    }
+
+
+def fit_drift_over(cells: Cells, size: str) -> Drift | None:
+    """The drift with size of a hyperparameter's best `multiple`; None if no size has runs for a parabola."""
+    groups = cells.having("loss").by(size)
+    sweeps = [
+        HyperparameterSweep(float(level), own.array("multiple"), own.array("loss"))
+        for level, own in groups.items()
+        if len(own) >= MIN_POINTS
+    ]
+    return fit_drift(sweeps) if sweeps else None
+
+
+def law_values(law: PowerLawFit | None) -> dict[str, Any]:
+    """Exponent, standard error, p-value and detectable exponent of a law; two points have only the first."""
+    tested = law if law is not None and law.degrees_of_freedom > 0 else None
+    return {
+        "exponent": law.exponent if law else None,
+        "error": tested.standard_error if tested else None,
+        "p": tested.p_value if tested else None,
+        "detectable": tested.detectable if tested else None,
+    }
+
+
+def mean_with_error(fit: IsoflopFit, digits: int) -> str:
+    """The mean optimum in words, with its standard error if there is one."""
+    error = error_of_mean(fit)
+    return f"{fit.mean:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
+
+
+def error_of_mean(fit: IsoflopFit) -> float | None:
+    """Standard error of the mean optimum of several sweeps, from their spread; None for fewer than two."""
+    inside = [vertex.x for vertex in fit.vertices if vertex.interior]
+    return float(np.std(inside, ddof=1)) / math.sqrt(len(inside)) if len(inside) > 1 else None
