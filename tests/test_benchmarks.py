@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from steepen.data.prepare import PrepareRequest, prepare
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
@@ -67,3 +69,24 @@ def test_a_failing_section_does_not_stop_the_others(tmp_path: Path) -> None:
     assert sections["limit"] == {"error": "ZeroDivisionError: division by zero"}
     assert "ZeroDivisionError" in done.stdout
     assert len(sections["cross-entropy"]["rows"]) == 4
+
+
+def test_paired_loss_compares_settings_seed_by_seed_and_resumes(tmp_path: Path) -> None:
+    prepare(PrepareRequest(("builtin",), tokenizer="bpe:512", max_tokens=60_000), tmp_path / "data")
+    out = tmp_path / "out.jsonl"
+    columns = ["fp32", "bf16=optimizer.embedding_precision=bf16,model.rope_table=bf16", "again"]
+    words = ["--preset", "tiny", "--depths", "1", "--tokens", "4096", "--seeds", "2", "--device", "cpu"]
+    script = REPOSITORY / "benchmarks" / "paired_loss.py"
+    command = [sys.executable, str(script), str(tmp_path / "data"), str(out), "--columns", *columns, *words]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
+    first, second = (
+        subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+        for _ in range(2)
+    )
+    rows = [json.loads(line) for line in out.read_text().splitlines()]  # the second run added none
+    assert [(row["seed"], row["column"]) for row in rows] == [
+        (seed, column) for seed in (0, 1) for column in ("fp32", "bf16", "again")
+    ]
+    assert rows[0]["loss"] == rows[2]["loss"] != rows[1]["loss"]
+    difference = "minus fp32: +0.00000 ± 0.00000 (+0.00000 +0.00000)"
+    assert difference in first and difference in second
