@@ -50,9 +50,12 @@ class Listener:
 
 def descendants(process: int) -> Iterator[int]:
     yield process
+    children: list[str] = []
     for task in Path(f"/proc/{process}/task").glob("*/children"):
-        for child in task.read_text().split():
-            yield from descendants(int(child))
+        with contextlib.suppress(OSError):  # the thread has just ended
+            children += task.read_text().split()
+    for child in children:
+        yield from descendants(int(child))
 
 
 def listeners(process: int) -> set[Listener]:
