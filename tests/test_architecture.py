@@ -38,12 +38,12 @@ ALLOWED: dict[str, set[str]] = {
     "inference": {"data", "evaluation", "execution", "model", "recipe", "runs", "training", "utils"},
     "laws": {"utils"},
     "studies": {
-        *(*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "runs", "launch", "laws", "evaluation.core.suite", "utils"),
-        *("results.panel", "results.table"),
+        *(*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "runs", "launch", "laws", "utils", "results.panel"),
+        *("results.table", "evaluation.core.suite", "evaluation.forecast", "evaluation.scored_runs"),
     },
     "report": {
-        *("laws", "runs", "studies", "evaluation.core.suite", "evaluation.forecast", "results.panel"),
-        *("results.table", "results.render", "results.text", "utils"),
+        *("laws", "runs", "studies", "evaluation.core.suite", "evaluation.forecast", "utils"),
+        *("evaluation.scored_runs", "results.panel", "results.table", "results.render", "results.text"),
     },
     # Rows and how they are shown. `report.figure` draws the panels of a result.
     "results": {"laws", "report.colours", "report.figure", "report.law_panels", "utils"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import subprocess
 import sys
 import tomllib
@@ -127,3 +128,48 @@ def test_a_file_in_the_working_directory_can_be_named_and_shadows_no_module(tmp_
     )
     done = run_python("-P", "-m", "steepen", "plan", "--arm", "custom_arms:ARM", "--depth", "8", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def with_address_space(limit: int, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "steepen", *words], capture_output=True, text=True, check=False, timeout=120,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )  # fmt: skip
+
+
+def test_too_small_an_address_space_is_one_sentence_and_no_hang() -> None:
+    for limit in (200 << 20, 250 << 20, 1500 << 20):  # OpenBLAS and torch hang with these
+        done = with_address_space(limit, "fit", "paper:fineweb")
+        assert done.returncode == 1 and "`ulimit -v`" in " ".join(done.stderr.split()), done.stderr
+    assert with_address_space(200 << 20, "fit", "--help").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("libtorch.so: failed to map segment from shared object"),
+        ImportError("libcudart.so.12: cannot open shared object file: Cannot allocate memory"),
+        RuntimeError("could not create a primitive"),
+        MemoryError(),
+    ],
+)
+def test_a_library_without_memory_is_out_of_memory(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("steepen.requests.power.Power.run", fail)
+    assert main(["power", "--delta-gamma", "0.1", "--noise", "0.01"]) == 1
+    assert capsys.readouterr().err.startswith("steepen: out of memory")
+
+
+def test_a_missing_library_is_not_out_of_memory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ImportError("no module named x")
+
+    monkeypatch.setattr("steepen.requests.power.Power.run", fail)
+    assert main(["power", "--delta-gamma", "0.1", "--noise", "0.01"]) == 70
+    assert "internal error: ImportError" in capsys.readouterr().err

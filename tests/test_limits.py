@@ -206,8 +206,10 @@ def test_recipe_for_a_custom_arm_is_found_by_the_arms_own_name(tmp_path: Path) -
 
 # One of everything that a spec, a preset and a recipe may hold, with a number wherever one is possible.
 def full_spec() -> dict[str, Any]:
-    value = make_spec(arm="untied-grow").to_dict()
+    value = make_spec(arm="loop-grow").to_dict()
     value["arm"]["allocation"] |= {"blocks": 6, "prelude": 2, "coda": 2}
+    value["arm"]["backprop_passes"] = 2
+    value["schedule_steps"] = value["steps"] + 1
     value["arm"]["passes"]["stages"][1]["start"] = 0.5
     value["shape"]["real_vocabulary"] = 300
     value["data"]["pool_tokens"] = 10_000
@@ -226,6 +228,7 @@ def full_preset() -> dict[str, Any]:
     value = to_builtins(load_preset("tiny"))
     value |= {"sample_every": 9, "base_steps": 9, "max_tokens": 10**6}
     value["arm_rungs"] = [{"arm": "vanilla", "depths": [2, 3]}]
+    value["options"]["softcap"] = 1.0
     base = to_builtins(PAPER["vanilla"].base)
     value["recipes"] = [{"arm": "all", **base, "learning_rate_exponent": 0.1, "tpp": 9.0, "rho": 0.5}]
     return value

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from run_fixtures import make_spec
 from steepen.cli.parse_lists import MAX_INTEGER, parse_integers, parse_words
 from steepen.cli.token_count import parse_token_count
-from steepen.cli.train import _micro_batch as parse_micro_batch
+from steepen.cli.train import _whole
 from steepen.data.manifest import MANIFEST, Manifest
 from steepen.data.tokenize_source import JOURNAL, read_journal
 from steepen.data.tokenizer import MAX_BPE, Tokenizer, parse_tokenizer
@@ -43,10 +43,11 @@ from steepen.recipe.paper_tables import PAPER
 from steepen.recipe.recipe_choice import choose_recipes
 from steepen.recipe.recipe_file import RecipeFile, read_recipe
 from steepen.report.write import parse_formats
+from steepen.runs.fields import sort_by_field
 from steepen.runs.metrics import read_metrics
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, override
-from steepen.runs.status import check_status, sort_rows
+from steepen.runs.status import check_status
 from steepen.studies.answer import Answer
 from steepen.studies.driver.journal import Journal
 from steepen.studies.preset import load_preset
@@ -105,7 +106,10 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Callable[[Any], bool]]] = {
         lambda found: len(found) <= MAX_INTEGER + 1 and all(0 <= n <= MAX_INTEGER for n in found),
     ),
     "token counts": (parse_token_count, whole(0, 10**15)),
-    "micro-batch": (parse_micro_batch, lambda found: found is None or 1 <= found < 10**9),
+    "micro-batch": (
+        lambda text: _whole(text, "micro-batch", "auto"),
+        lambda found: found == "auto" or 1 <= found < 10**9,
+    ),
     "budget": (
         Budget.parse,
         lambda found: 0 < (found.flops or 1) <= MAX_FLOPS and 0 < (found.seconds or 1) <= MAX_SECONDS,
@@ -126,7 +130,7 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Callable[[Any], bool]]] = {
         lambda text: parse_condition(text, FIELDS)(ROW),
         lambda found: isinstance(found, bool),
     ),
-    "--sort of runs": (lambda text: sort_rows([], text), lambda found: found == []),
+    "--sort of runs": (lambda text: sort_by_field([], text), lambda found: found == []),
     "--status": (
         check_status,
         lambda found: found in ("finished", "running", "failed", "interrupted", "waiting"),

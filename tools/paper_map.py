@@ -38,7 +38,8 @@ from steepen.laws.verdict.multipliers import interpolated_multipliers
 from steepen.recipe.hyperparameters import full_name
 from steepen.recipe.planner import plan_ladders
 from steepen.recipe.recipe_choice import RecipeChoice
-from steepen.studies.stages.chain_tuning import MeasuredSweep, replay_chain
+from steepen.studies.grids import SWEEPS
+from steepen.studies.stages.chain_tuning import replay_chain
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "paper-map.md"
 BEGIN, END = "<!-- known answers: begin -->", "<!-- known answers: end -->"
@@ -272,7 +273,7 @@ class Authors:
         confirmed = self.confirmation("own", arm)
         if confirmed is not None:
             return confirmed
-        sweeps: list[MeasuredSweep] = []
+        sweeps: list[tuple[int, int, float | None, tuple[tuple[str, float, float], ...]]] = []
         for (number, sweep), rows in group(self.arm_rows("base_tuning", arm), "round", "sweep").items():
             incumbent = [float(row["val_loss"]) for row in rows if row["incumbent"] == "true"]
             tries = tuple(
@@ -281,8 +282,8 @@ class Authors:
                 if row["incumbent"] == "false"
             )
             name = full_name("injection_weight" if sweep == "alpha" else sweep)
-            sweeps.append(MeasuredSweep(int(number), name, incumbent[0] if incumbent else None, tries))
-        return replay_chain(sweeps).loss
+            sweeps.append((int(number), SWEEPS.index(name), incumbent[0] if incumbent else None, tries))
+        return replay_chain(sweep[2:] for sweep in sorted(sweeps, key=lambda sweep: sweep[:2]))[0]
 
     def passes_gap(self, arm: str) -> list[float]:
         """L(8 passes) − L(4 passes) at test time, at every size."""

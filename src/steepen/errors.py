@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import reprlib
+import sys
 from collections.abc import Iterable
 
 MAX_SHOWN = 200  # characters of a value in an error sentence
@@ -45,12 +46,17 @@ _repr.maxstring = _repr.maxother = _repr.maxlong = MAX_SHOWN
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a GPU or the host ran out of memory."""
-    import torch
-
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    """Whether a GPU or the host ran out of memory; a limit of the address space counts too."""
+    torch = sys.modules.get("torch")
+    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    signs = {
+        RuntimeError: ("can't allocate memory", "could not create a primitive"),  # torch, oneDNN
+        ImportError: ("failed to map segment", "Cannot allocate memory"),  # a shared library
+    }
+    return any(
+        isinstance(error, kind) and any(sign in str(error) for sign in texts) for kind, texts in signs.items()
+    )
 
 
 def nearest(word: str, choices: Iterable[str], count: int = 3) -> str:

@@ -66,7 +66,7 @@ def test_request_of_the_papers_fineweb_is_complete() -> None:
     request = PrepareRequest(("fineweb:paper",))
     assert request.val_source == ("fineweb:paper-validation",)
     assert (request.val_tokens, request.max_tokens) == (10_000_000, 30_000_000_000)
-    assert (request.dedup_tokens, request.tokenizer) == (64, "gpt2")
+    assert (request.dedup_tokens, request.clip_validation, request.tokenizer) == (64, True, "gpt2")
     files = hub.hub_files("fineweb", "paper")
     assert (files.folder, files.revision) == ("sample/100BT", "9bb295ddab0e05d785b879661af7260fed5140fc")
     files = hub.hub_files("fineweb", "paper-validation")
@@ -77,6 +77,7 @@ def test_request_of_the_papers_fineweb_edu_is_complete() -> None:
     request = PrepareRequest(("fineweb-edu:paper",))
     assert request.val_source == ("fineweb-edu:paper-validation",)
     assert (request.val_tokens, request.max_tokens) == (10_000_000, 40_000_000_000)
+    assert (request.dedup_tokens, request.clip_validation) == (0, False)
     for config, first, last in (("paper", 1, None), ("paper-validation", 0, 1)):
         files = hub.hub_files("fineweb-edu", config)
         assert (files.folder, files.first, files.last) == ("sample/100BT", first, last)
@@ -91,10 +92,24 @@ def test_fineweb_validates_on_the_first_tokens_and_leaves_their_documents_out_of
     request = PrepareRequest(("fineweb:paper",), val_tokens=wanted, hub=str(root))
     dataset = prepare(request, tmp_path / "out")
     dataset.verify()
-    assert tokens_of(dataset, "val") == stream(validation[:25])
+    assert tokens_of(dataset, "val") == stream(validation[:25])[:-5]
     assert tokens_of(dataset, "train") == stream(train)
     assert dataset.manifest.notes["documents_dropped"] == 2
     assert dataset.manifest.request["dedup_tokens"] == 64
+
+
+def test_copy_of_the_clipped_last_validation_document_stays_in_the_training_data(
+    tmp_path: Path, fineweb: tuple[Path, list[str], list[str]]
+) -> None:
+    """Its 48 tokens have another hash than the 64 tokens with which the copy begins."""
+    root, validation, train = fineweb
+    before = len(stream(validation[:5]))
+    for tokens, kept in ((before + 49, 1), (before + 66, 0)):
+        request = PrepareRequest(("fineweb:paper",), val_tokens=tokens, hub=str(root))
+        dataset = prepare(request, tmp_path / str(tokens))
+        assert len(dataset.tokens("val")) == tokens
+        # validation[5] is the last document of the training files.
+        assert tokens_of(dataset, "train")[-20:] == stream([*train, *[validation[5]] * kept])[-20:]
 
 
 def test_training_documents_with_the_same_beginning_stay_without_deduplication(
@@ -125,6 +140,14 @@ def test_fineweb_edu_validates_on_its_first_file_and_trains_on_the_others(tmp_pa
     dataset = prepare(PrepareRequest(("fineweb-edu:paper",), hub=str(tmp_path / "hub")), tmp_path / "out")
     assert tokens_of(dataset, "val") == stream(files[0])
     assert tokens_of(dataset, "train") == stream(files[1] + files[2])
+
+
+def test_fineweb_edu_keeps_training_documents_that_validation_has_too(tmp_path: Path) -> None:
+    files = [texts(0, 20), [*texts(100, 20), texts(3, 1)[0]]]
+    write_files(tmp_path / "hub", "fineweb-edu", "sample/100BT", files)
+    dataset = prepare(PrepareRequest(("fineweb-edu:paper",), hub=str(tmp_path / "hub")), tmp_path / "out")
+    assert tokens_of(dataset, "train") == stream(files[1])
+    assert dataset.manifest.notes["documents_dropped"] == 0
 
 
 def test_server_is_asked_for_the_pinned_revision_and_the_files_that_are_needed(

@@ -80,9 +80,13 @@ def score_one(
         return float(losses[row, start - 1 : len(sequences[row]) - 1].double().mean())
 
     nll = mean(item.gold, answer_start)
+    bits = None
+    if authors or not chooses:  # the whole right answer, over its bytes
+        size = len(item.candidate(item.gold)[1].strip().encode("utf-8"))
+        bits = nll * (len(sequences[item.gold]) - answer_start) / math.log(2) / size
     if not chooses:
         greedy = bool(top[0, starts[0] - 1 : len(sequences[0]) - 1].all())
-        return Outcome(index, item.line, greedy, nll)
+        return Outcome(index, item.line, greedy, nll, bits_per_byte=bits)
     means = [mean(row, start) for row, start in enumerate(starts)]
     chosen = means.index(min(means))  # the first on ties, and the first if its mean is over no token
     return Outcome(
@@ -93,6 +97,7 @@ def score_one(
         chosen,
         item.gold,
         tuple(None if math.isnan(value) else value for value in means),
+        bits,
     )
 
 

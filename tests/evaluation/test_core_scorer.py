@@ -40,7 +40,8 @@ def outcomes(folder: Path, label: str, seed: int = 0) -> list[Outcome]:
 def assert_same(fast: Outcome, slow: Outcome) -> None:
     assert (fast.index, fast.line, fast.correct) == (slow.index, slow.line, slow.correct)
     assert (fast.chosen, fast.gold) == (slow.chosen, slow.gold)
-    for a, b in zip((fast.nll, *fast.losses), (slow.nll, *slow.losses), strict=True):
+    numbers = [(one.nll, one.bits_per_byte, *one.losses) for one in (fast, slow)]
+    for a, b in zip(*numbers, strict=True):
         assert (a is None) == (b is None)
         if a is not None and b is not None:
             assert a == pytest.approx(b, abs=2e-5)
@@ -181,11 +182,14 @@ def test_scores_equal_hand_computed_values(make_network: Make) -> None:
     # Both choices begin with the blank, which the prompt without its answer ends in.
     assert scores["choose"].nll == pytest.approx((2 * x + 2 * other) / 4, abs=1e-5)
     assert scores["choose"].accuracy == float((2 * x + 2 * other) / 4 < y)
+    # Four bytes, one token each; the blank before them is not counted.
+    assert scores["choose"].bits_per_byte == pytest.approx((2 * x + 2 * other) / 4 / math.log(2), abs=1e-5)
     # Nothing tells the contexts apart: the first of equals is chosen, and the second was right.
     assert scores["ending"].nll == pytest.approx((x + y) / 2, abs=1e-5)
     assert (scores["ending"].accuracy, scores["ending"].centered) == (0.0, -1.0)
     # The answer is " xx": the blank is not the likeliest token, so not every token came first.
     assert scores["right"].nll == pytest.approx((other + 2 * x) / 3, abs=1e-5)
+    assert scores["right"].bits_per_byte == pytest.approx((other + 2 * x) / 2 / math.log(2), abs=1e-5)
     assert scores["right"].accuracy == 0.0
     found = evaluate_core(
         network, tokenizer, Bundle(Path(), (choose, ending)), CoreOptions(convention="nanochat")
@@ -193,6 +197,7 @@ def test_scores_equal_hand_computed_values(make_network: Make) -> None:
     # The tokens that decide: after the common prefix, and the common suffix with its blank.
     assert found.tasks[0].nll == pytest.approx((2 * x + 2 * other) / 4, abs=1e-5)
     assert found.tasks[1].nll == pytest.approx((other + x + y) / 3, abs=1e-5)
+    assert found.tasks[0].bits_per_byte is None  # a part of the answer has no bits per byte of the answer
 
 
 def test_answer_nll_covers_what_the_choices_share(make_network: Make) -> None:

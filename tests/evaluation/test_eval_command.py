@@ -72,6 +72,24 @@ def test_requested_scores_are_measured_saved_and_joined(
     assert again is not None and again.evaluation["core"] == in_record["core"]
 
 
+def test_a_bundle_with_cores_labels_and_other_examples_is_named(
+    run: Path, dataset: Dataset, bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A score called CORE that is not of the published examples must not pass for one."""
+    folder = Path(shutil.copytree(bundle_folder, tmp_path / "altered"))
+    entry = "-\n  label: {}\n  dataset_uri: one/choose.jsonl\n  num_fewshot: [0]\n"
+    entry += "  icl_task_type: multiple_choice\n"
+    (folder / "core.yaml").write_text("icl_tasks:\n" + "".join(entry.format(label) for label in CORE22))
+    baselines = "Eval Task,Random baseline\n" + "".join(f"{label},50\n" for label in CORE22)
+    (folder / "eval_meta_data.csv").write_text(baselines)
+    words = ["eval", str(run), "--data", str(dataset.directory), "--core"]
+    assert main([*words, str(folder), "--examples", "1"]) == 0
+    said = capsys.readouterr()
+    assert "is not the published CORE bundle" in " ".join(said.err.split()) and "bits per byte)" in said.out
+    assert main([*words, str(bundle_folder), "--examples", "1"]) == 0
+    assert "published CORE bundle" not in capsys.readouterr().err
+
+
 def test_scores_are_printed_as_text(
     run: Path, dataset: Dataset, bundle_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

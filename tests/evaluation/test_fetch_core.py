@@ -13,8 +13,8 @@ import pytest
 
 from steepen.cli.app import main
 from steepen.errors import SteepenError
-from steepen.evaluation.core.bundle import Bundle
-from steepen.evaluation.core.fetch import IDENTITY, fetch_core
+from steepen.evaluation.core.bundle import CORE_IDENTITY, Bundle
+from steepen.evaluation.core.fetch import fetch_core
 
 
 class Server(http.server.BaseHTTPRequestHandler):
@@ -90,4 +90,4 @@ def test_without_a_connection_the_message_says_what_to_do(
 
 
 def test_the_identity_is_that_of_the_real_bundle(core_bundle: Bundle) -> None:
-    assert core_bundle.identity == IDENTITY
+    assert core_bundle.identity == CORE_IDENTITY and not core_bundle.altered_core

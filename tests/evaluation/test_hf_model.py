@@ -124,13 +124,16 @@ def test_bits_per_byte_are_those_of_one_window_at_a_time(folder: Path, dataset: 
     model, tokenizer = load_hugging_face(str(folder), device="cpu")
     texts = validation_texts(dataset, 600)
     ids = [token for text in texts for token in [tokenizer.end_of_text, *tokenizer.encode(text)]]
-    nats = 0.0
+    nats = between = 0.0  # `between`: of the tokens before each text but the first
     for first in range(0, len(ids) - 1, 96):
         window = ids[first : first + 97]
         nats += one_at_a_time(model.model, window, 1)[0] * (len(window) - 1)
+        places = [place for place, token in enumerate(window) if place and token == tokenizer.end_of_text]
+        between += sum(one_at_a_time(model.model, window[: place + 1], place)[0] for place in places)
     size = sum(len(text.encode()) for text in texts)
-    assert found["tokens"] == len(ids) - 1 and found["bytes"] == size
-    assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-6)
+    assert found["tokens"] == len(ids) - 1 and found["bytes"] == size and between > 0
+    assert found["loss"] == pytest.approx(nats / (len(ids) - 1), rel=1e-6)
+    assert found["bits_per_byte"] == pytest.approx((nats - between) / math.log(2) / size, rel=1e-6)
 
 
 def test_an_exported_run_scores_as_the_run_does(

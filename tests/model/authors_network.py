@@ -87,13 +87,19 @@ def logits(
     output: float,
     operator: Operator | None,
     real_vocabulary: int,
+    norm_prelude: bool = False,
+    backprop_passes: int | None = None,
 ) -> Tensor:
     """Logits (batch, time, real vocabulary)."""
     x = norm(embedding[tokens])
     for weights in prelude:
         x = block(x, weights, heads, residual)
-    e = x
+    e = x = norm(x) if norm_prelude else x
     for index, core in enumerate(cores):
+        if backprop_passes is not None and index == len(cores) - backprop_passes:
+            # The state is cut, not e: the prelude learns from the injections of the passes that are left.
+            before = operator.alpha * e if operator is not None and operator.inject and index else 0
+            x = (x - before).detach() + before
         for weights in core:
             x = block(x, weights, heads, residual)
         if operator is not None:

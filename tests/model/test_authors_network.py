@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from steepen.errors import UsageError
 from steepen.execution.cpu_fused import install_fused_cpu
 from steepen.execution.gpu_fused import install_fused_gpu
 from steepen.execution.linear import FusedLinear
@@ -17,6 +20,7 @@ from steepen.model.arms import ARMS
 from steepen.model.config import ModelOptions, Multipliers
 from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, materialize
+from steepen.model.loss import mean_loss
 from steepen.model.network import Network
 from steepen.model.shape import Shape, SizeRule
 from steepen.optim.config import OptimizerConfig
@@ -51,8 +55,8 @@ def operator_of(name: str) -> Operator | None:
     return next((found for key, found in ABLATIONS.items() if name.endswith(key)), Operator(ALPHA))
 
 
-def build(name: str, path: str = "reference", options: ModelOptions | None = None) -> Network:
-    arm = ARMS[name]
+def build(name: str, path: str = "reference", options: ModelOptions | None = None, **changes: Any) -> Network:
+    arm = replace(ARMS[name], **changes)
     bare = build_on_meta(arm.shape(6, SCALE), arm, Multipliers(RESIDUAL, OUTPUT, ALPHA), options)
     network = materialize(bare, dtype=torch.float64, embedding_std=0.3, seed=1)
     generator = torch.Generator().manual_seed(0)
@@ -97,6 +101,8 @@ def authors_logits(network: Network, passes: int, tokens: Tensor, operator: Oper
         output=OUTPUT,
         operator=operator,
         real_vocabulary=REAL,
+        norm_prelude=network.arm.norm_prelude,
+        backprop_passes=network.arm.backprop_passes,
     )
 
 
@@ -135,6 +141,45 @@ def test_every_arm_equals_the_authors_network_before_and_after_growth(name: str,
                 parameter.mul_(1 + index / 100)
         network.refresh()
         assert_equals_authors(network, final, operator)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", ["operator-1", "loop-2", "untied-2"])
+def test_norm_after_the_prelude_equals_the_authors_option(name: str, path: str) -> None:
+    network = build(name, path, norm_prelude=True)
+    assert_equals_authors(network, network.passes, operator_of(name))
+    plain = build(name, path)
+    assert (network(*batch()) - plain(*batch())).abs() > 1e-6
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("last", [1, 2, 3, 5])
+def test_truncated_backpropagation_equals_the_authors_option(last: int, path: str) -> None:
+    """Gradients flow through the last passes only; the loss, and that of a shorter loop, stay as they are."""
+    network, plain = build("loop-2", path, backprop_passes=last), build("loop-2", path)
+    assert_equals_authors(network, 4, operator_of("loop-2"))
+    torch.testing.assert_close(network(*batch(), passes=4), plain(*batch(), passes=4), rtol=0, atol=0)
+    gradients: list[Tensor] = []
+    for each in (network, plain):
+        each.zero_grad()
+        each(*batch(), passes=4).backward()
+        found = each.cores[0].get_submodule("0").get_parameter("qkv").grad
+        assert found is not None
+        gradients.append(found)
+    assert torch.equal(*gradients) == (last >= 4)
+
+
+def test_a_skipped_pass_costs_its_forward() -> None:
+    whole, arm = ARMS["loop-2"], replace(ARMS["loop-2"], backprop_passes=1)
+    shape = arm.shape(8)
+    for passes in (1, 2, 4):
+        full, found = flops_per_token(whole, shape, passes), flops_per_token(arm, shape, passes)
+        once = flops_per_token(whole, shape, 2).total - flops_per_token(whole, shape, 1).total
+        assert full.total - found.total == pytest.approx(2 / 3 * (passes - 1) * once)
+    with pytest.raises(UsageError, match="untied"):
+        replace(ARMS["untied-2"], backprop_passes=1)
+    with pytest.raises(UsageError, match="backprop_passes"):
+        replace(ARMS["loop-2"], backprop_passes=0)
 
 
 @pytest.mark.parametrize("softcap", [None, 3.0])
@@ -234,3 +279,24 @@ def test_norm_epsilon_is_the_machine_epsilon_of_fp32() -> None:
 def test_mlp_width_is_the_authors() -> None:
     for width in range(64, 4097, 64):
         assert SizeRule().mlp_width(width) == 256 * -(-(8 * width // 3) // 256)
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("path", PATHS)
+def test_the_loss_of_one_token_is_told_apart_whatever_the_number_of_its_targets(
+    path: str, softcap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steepen.model.loss.CHUNK", 4)  # several chunks, the last one padded
+    network = build("untied-2", path, ModelOptions(softcap=softcap))
+    tokens, targets = batch()
+    with torch.no_grad():
+        for apart in (int(targets[0, 0]), next(n for n in range(REAL) if n not in targets)):
+            for some in (targets, torch.full_like(targets, apart)):
+                each = nn.functional.cross_entropy(
+                    network(tokens).flatten(0, 1), some.flatten(), reduction="none"
+                )
+                mean, own = network(tokens, some, apart=apart).tolist()
+                assert own == pytest.approx(float(each[some.flatten() == apart].sum()), abs=1e-12)
+                assert mean == pytest.approx(float(each.mean()))
+                found = mean_loss(network, [(tokens, some)] * 2, apart=apart)
+                assert found == pytest.approx((mean, own / some.numel()))

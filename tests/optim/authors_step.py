@@ -30,8 +30,10 @@ def learning_rate_factor(
     decay_start = max(warmup, steps - round(warmdown * steps))
     if step < warmup:
         factor = (step + 1) / warmup
-    elif step < decay_start or decay_start >= steps - 1:
+    elif step < decay_start:
         factor = 1.0
+    elif step == steps - 1:
+        factor = 0.0
     else:
         factor = (steps - 1 - step) / (steps - 1 - decay_start)
     if growth_step is not None and growth_step <= step < growth_step + rewarm:

@@ -245,6 +245,19 @@ def test_largest_micro_batch_fits_and_one_more_would_not() -> None:
     assert training_memory(rung, 4, most + 1, shard="full").total > room
 
 
+def test_the_d26_run_on_16_gpus_has_micro_batches_of_4_then_2_as_the_authors_ran_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    assert main(["plan", "--arm", "untied-grow", "--depth", "26", "--gpus", "16"]) == 0
+    line = next(row for row in capsys.readouterr().out.splitlines() if "memory, shard optimizer" in row)
+    assert "fits (" in line and "micro-batch 4, then 2, largest that fits: 6, then 2" in line
+    plan = plan_json(capsys, "--arm", "untied-grow", "--depth", "26", "--gpus", "16")
+    assert plan["cluster"]["micro_batch"]["shard optimizer"] == [4, 2]
+    fixed = plan_json(capsys, "--arm", "untied-2", "--depth", "18", "--gpus", "8")
+    assert len(fixed["cluster"]["micro_batch"]["shard optimizer"]) == 1
+
+
 def test_plan_names_the_largest_micro_batch_that_fits(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,7 +270,7 @@ def test_plan_names_the_largest_micro_batch_that_fits(
     ):
         assert main([*words, micro_batch]) == 0
         line = next(row for row in capsys.readouterr().out.splitlines() if "memory, shard optimizer" in row)
-        assert said in line and "largest micro-batch that fits: 2" in line
+        assert said in line and "largest that fits: 6, then 2" in line
 
 
 def test_plan_prices_only_what_can_be_executed(
@@ -269,7 +282,7 @@ def test_plan_prices_only_what_can_be_executed(
         assert f"--gpus {gpus} is not possible: a batch of 256 sequences cannot be divided evenly." in said
     monkeypatch.setenv("COLUMNS", "250")
     assert main(["plan", "--arm", "vanilla", "--depth", "8", "--gpus", "64", "--micro-batch", "99"]) == 0
-    assert "micro-batch 4 (estimates)" in capsys.readouterr().out
+    assert "micro-batch 4, largest that fits: 4" in capsys.readouterr().out
 
 
 def test_extrapolated_rules_are_warned_about(capsys: pytest.CaptureFixture[str]) -> None:

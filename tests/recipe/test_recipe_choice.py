@@ -13,11 +13,14 @@ import pytest
 from steepen.cli.app import main
 from steepen.errors import UsageError
 from steepen.model.arms import ARMS
+from steepen.model.config import ModelOptions
+from steepen.optim.config import OptimizerConfig
 from steepen.recipe.growth_law import GrowthLaw
-from steepen.recipe.paper_tables import LADDER_DEPTHS, PAPER, recipe_of
+from steepen.recipe.paper_tables import BASE, LADDER_DEPTHS, PAPER, recipe_of
 from steepen.recipe.planner import ladder_row, plan_ladders
 from steepen.recipe.recipe_choice import NAMED, RecipeChoice, choose_recipes
 from steepen.recipe.recipe_file import RecipeFile, write_recipe
+from steepen.runs.spec import DataConfig, RunSpec, override
 from steepen.studies.context import DatasetInfo, StudyContext
 from steepen.studies.preset import load_preset
 
@@ -49,7 +52,13 @@ def test_plan_prints_every_published_command_line_exactly(
     for row in published:
         key = (row["arm"], row["depth"])
         rate = float(row["learning_rate"])
-        rates = [rate, rate * float(row["embedding_lr_multiplier"]), rate * float(row["head_lr_multiplier"])]
+        # The table has nine digits of Deep Vanilla's head multiplier, of the others twelve.
+        head = (
+            BASE["deep-vanilla"].head_lr_multiplier
+            if key[0] == "deep-vanilla"
+            else float(row["head_lr_multiplier"])
+        )
+        rates = [rate, rate * float(row["embedding_lr_multiplier"]), rate * head]
         growth = [row["crossover_step"]] if row["crossover_step"] else []
         assert lines[key][2:] == [row["steps"], *growth, *map(str, rates), str(float(flops[key]))]
         found = planned[key]
@@ -183,3 +192,26 @@ def test_file_for_another_arm_is_rejected(law_file: Path) -> None:
     assert both.of(ARMS["vanilla"]) == PAPER["vanilla"]
     with pytest.raises(UsageError, match="two recipe files"):
         choose_recipes([str(law_file), str(law_file)])
+
+
+def test_the_papers_recipe_stores_embedding_and_rope_table_as_the_authors_do() -> None:
+    """`train` and a study of preset `paper` make the same spec; other presets keep fp32."""
+    for name in ("vanilla", "untied-grow"):
+        arm = ARMS[name]
+        data = DataConfig(FACTS.identity)
+        plain = RunSpec.from_plan(
+            recipe_of(arm).at(arm, 8), data, precision="bf16", validation_tokens=9_961_472
+        )
+        trained = override(plain, choose_recipes(["paper"]).settings(arm))
+        assert (trained.optimizer.embedding_precision, trained.options.rope_table) == ("bf16", "bf16")
+        assert trained == override(plain, RecipeChoice().settings(arm))
+        context = StudyContext(load_preset("paper"), FACTS)
+        assert context.spec(context.recipe(arm).at(arm, 8, context.size_rule)).hash == trained.hash
+        adam = OptimizerConfig.named("adamw")
+        other = context.spec(context.recipe(arm).at(arm, 8, context.size_rule), optimizer=adam)
+        assert other.optimizer == replace(adam, embedding_precision="bf16")
+    assert RecipeChoice(files={"vanilla": PAPER["vanilla"]}).settings(ARMS["vanilla"]) == ()
+    for preset in ("mini", "tiny"):
+        context = StudyContext(load_preset(preset), replace(FACTS, vocabulary=8192))
+        spec = context.spec(context.recipe(ARMS["vanilla"]).at(ARMS["vanilla"], 3, context.size_rule))
+        assert (spec.optimizer, spec.options) == (OptimizerConfig(), ModelOptions())

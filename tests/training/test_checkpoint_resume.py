@@ -472,7 +472,7 @@ def test_signal_interrupts_a_validation(
     train(spec, tiny_data, whole, QUIET)
     original = training_run.mean_loss
 
-    def interrupted(*words: Any, **options: Any) -> float:
+    def interrupted(*words: Any, **options: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
         return original(*words, **options)
 
@@ -527,9 +527,22 @@ def test_custom_block_resumes_exactly_and_validation_does_not_change_it(
         train(replace(spec, code="0" * 16), tiny_data, whole, QUIET)
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("os error 28")])
-def test_full_disk_is_reported_and_loses_only_steps_since_the_last_checkpoint(
-    error: Exception, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (OSError(28, "No space left on device"), "free some disk space"),
+        (OSError(122, "Disk quota exceeded"), "free some disk space"),
+        (SafetensorError("Error while serializing: I/O error: (os error 28)"), "free some disk space"),
+        (OSError(5, "Input/output error"), "(Input/output error); mend that"),
+    ],
+)
+def test_full_or_broken_disk_is_reported_and_loses_only_steps_since_the_last_checkpoint(
+    error: Exception,
+    remedy: str,
+    make_spec: MakeSpec,
+    tiny_data: Dataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spec = make_spec()
     whole, full = RunStore(tmp_path / "whole"), RunStore(tmp_path / "full")
@@ -548,11 +561,37 @@ def test_full_disk_is_reported_and_loses_only_steps_since_the_last_checkpoint(
         patch.setattr(checkpoints, "save_file", save_file)
         with pytest.raises(SteepenError, match="00000006 could not be written") as told:
             train(spec, tiny_data, full, QUIET)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(told.value) and remedy in str(told.value).replace("[Errno 5] ", "")
     assert [c.step for c in checkpoints.list_checkpoints(full.run(spec).checkpoints)] == [3]
     assert not list(full.run(spec).checkpoints.glob(".*"))
     train(spec, tiny_data, full, QUIET)
     assert_same_result(whole, full, spec)
+
+
+def test_a_checkpoint_that_is_being_replaced_is_never_lost(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, store = make_spec("vanilla", steps=3), RunStore(tmp_path / "runs")
+    train(spec, tiny_data, store, QUIET)
+    folder = store.run(spec).checkpoints
+    (last,) = checkpoints.list_checkpoints(folder)
+    before = last.checksums()
+    progress, rename = last.training_progress(), Path.rename
+
+    def killed(self: Path, target: Path) -> Path:
+        if self.name.startswith(".writing-"):
+            raise Killed
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        with pytest.raises(Killed):
+            checkpoints.write_checkpoint(folder, progress, {"x": torch.zeros(1)})
+    assert checkpoints.list_checkpoints(folder) == []
+    checkpoints.remove_partial(folder)
+    assert [c.checksums() for c in checkpoints.list_checkpoints(folder)] == [before]
+    checkpoints.write_checkpoint(folder, progress, {"x": torch.zeros(1)})
+    assert [path.name for path in folder.iterdir()] == [last.path.name]
 
 
 def test_second_process_on_one_run_is_rejected(

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
+from steepen.data import Dataset
 from steepen.model.arms import find_arm
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
+from steepen.runs.spec import RunSpec
+from steepen.runs.store import RunStore
 from steepen.training.gradient_accumulation import GradientAccumulator, OutOfMemory, accumulate
+from steepen.training.train_options import TrainOptions
+from steepen.training.trainer import train
 
 SCALE = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=16, vocabulary=32)
 
@@ -63,6 +72,25 @@ def test_error_for_a_fixed_micro_batch_suggests_one_that_fits() -> None:
     network, tokens = build(room=4)
     with pytest.raises(OutOfMemory, match="use --micro-batch 3"):
         GradientAccumulator(network, 12, 12, print)(tokens[:, :-1], tokens[:, 1:], 2)
+
+
+def test_micro_batch_chosen_before_growth_is_halved_where_the_grown_network_needs_it(
+    make_spec: Callable[..., RunSpec], tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: dict[int, set[int]] = {}
+
+    def limited(network: Network, inputs: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+        passes, micro_batch = rest[1], rest[2]
+        if passes == 4 and micro_batch > 2:
+            raise torch.OutOfMemoryError("no more")
+        used.setdefault(passes, set()).add(micro_batch)
+        return accumulate(network, inputs, *rest, **options)
+
+    monkeypatch.setattr("steepen.training.gradient_accumulation.accumulate", limited)
+    spec = make_spec("untied-grow")
+    rows = spec.batch_sequences
+    train(spec, tiny_data, RunStore(tmp_path), TrainOptions(device="cpu", quiet=True, micro_batch=rows))
+    assert rows > 2 and used == {2: {rows}, 4: {2}}
 
 
 @pytest.mark.parametrize("fixed", [None, 4])

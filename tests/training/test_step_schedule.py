@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steepen.data import Dataset
+from steepen.errors import UsageError
 from steepen.model.arm import PassSchedule
 from steepen.model.arms import ARMS
 from steepen.optim.config import LRScheduleConfig
 from steepen.recipe.flops import flops_per_token
-from steepen.runs.spec import RunSpec
+from steepen.runs.spec import RunSpec, expected_flops, override
+from steepen.runs.store import RunStore
 from steepen.training.step_schedule import build_schedule, learning_rate_factors
+from steepen.training.train_options import TrainOptions
+from steepen.training.trainer import train
 
 
 @given(st.integers(1, 300), st.integers(0, 50), st.floats(0, 1))
@@ -37,10 +43,12 @@ def test_the_rate_falls_from_exactly_one_to_exactly_zero(steps: int, warmup: int
         if step < warmup:
             expected = (step + 1) / warmup
         else:
-            expected = 1.0 if step < start or start >= last else (last - step) / (last - start)
+            expected = 1.0 if step < start else (last - step) / max(1, last - start)
         assert factor == pytest.approx(expected, abs=1e-15)
+    if start <= last:  # a decay of one step too
+        assert factors[-1] == 0
     if start < last:
-        assert factors[-1] == 0 and factors[start] == 1
+        assert factors[start] == 1
 
 
 def test_the_rate_is_one_twice_where_the_whole_run_decays() -> None:
@@ -100,3 +108,30 @@ def test_flops_of_random_passes_are_the_sum_over_the_draws(make_spec: Callable[.
         flops_per_token(arm, spec.shape, int(k)).total * spec.batch_tokens for k in schedule.passes
     )
     assert schedule.flops(spec.arm, spec.shape, spec.batch_tokens).total == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("stop", [5, 14])
+def test_a_run_that_stops_early_takes_the_first_steps_of_the_longer_run(
+    stop: int, make_spec: Callable[..., RunSpec], tiny_data: Dataset, tmp_path: Path
+) -> None:
+    """Also across growth (at step 10): the same rates, passes, batches, FLOPs and loss to the last bit."""
+    whole = make_spec("untied-grow", steps=20)
+    stopped = override(whole, [f"stop_after={stop}"])
+    assert (stopped.steps, stopped.schedule_steps) == (stop, 20) and stopped.hash != whole.hash
+    assert override(stopped, ["stop_after=3"]).schedule_steps == 20
+    assert stopped.pool_size(10**9) == whole.pool_size(10**9)
+    schedule, longer = build_schedule(stopped), build_schedule(whole)
+    assert (schedule.lr_factor == longer.lr_factor[:stop]).all() and len(schedule) == stop
+    assert (schedule.grown_passes == longer.grown_passes[:stop]).all()
+    options = TrainOptions(device="cpu", quiet=True, validate_every=stop)
+    first = train(whole, tiny_data, RunStore(tmp_path), options)
+    second = train(stopped, tiny_data, RunStore(tmp_path), options)
+    assert second.validation_loss == next(s.loss for s in first.validation_scores if s.step == stop)
+    assert second.tokens == stop * whole.batch_tokens
+    assert second.flops == expected_flops(stopped) < expected_flops(whole) == first.flops
+
+
+def test_a_schedule_that_is_not_longer_than_the_run_is_rejected(make_spec: Callable[..., RunSpec]) -> None:
+    for steps in (20, 21, 0, "many"):
+        with pytest.raises(UsageError):
+            override(make_spec("vanilla", steps=20), [f"stop_after={steps}"])

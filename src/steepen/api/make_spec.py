@@ -65,7 +65,7 @@ def make_spec(
         available = len(dataset.tokens("val"))
         validation_tokens = whole_validation_tokens(wanted, available, size.context, changed.batch_tokens)
     run = RunSpec.from_plan(plan.run, run_data, validation_tokens=validation_tokens, **rest)
-    return override(run, settings), plan.warnings
+    return override(run, [*choice.settings(found), *settings]), plan.warnings
 
 
 def choose_precision(name: str, device: str) -> str:

@@ -119,7 +119,7 @@ def plan(
     gpu: str = "h100",
     mfu: float = 0.4,
     dollars_per_hour: float | None = None,
-    micro_batch: int = 8,
+    micro_batch: int | None = None,
     batch_tokens: int | None = None,
     base_depth: int | None = None,
     **size: int,

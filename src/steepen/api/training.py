@@ -122,7 +122,7 @@ class EvaluationResult(Result):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One row per score: loss, bits per byte, CORE and its tasks, KL depth, loss at each passes."""
-        from steepen.runs.fields import score_fields
+        from steepen.runs.row import score_fields
 
         validation = self.scores["validation"]
         found = {"loss": validation["loss"], "bits_per_byte": validation.get("bits_per_byte")}

@@ -68,9 +68,9 @@ def prepare(
         int | None,
         typer.Option(
             help="Drop training documents whose first so many tokens equal those of a validation document "
-            "(needs --val-source).",
+            "(needs --val-source); 0: drop none.",
             show_default="off; whole documents are compared",
-            min=1,
+            min=0,
             max=10**9,
         ),
     ] = None,

@@ -439,12 +439,10 @@ def filter_(
     """
     from dataclasses import asdict
 
-    from steepen.evaluation.scored_runs import filter_scored_tasks, group_by_arm, read_scored_runs
+    from steepen.evaluation.scored_runs import filter_scored_tasks, read_scored_runs
 
-    groups = group_by_arm(read_scored_runs(paths))
-    results = filter_scored_tasks(groups, arm, min_gap, min_tau)
+    runs, results = filter_scored_tasks(read_scored_runs(paths), arm, min_gap, min_tau)
     selected = [label for label, result in results.items() if result.passed]
-    runs = len(groups[arm])
     if out is not None:
         out.write_text("".join(f"{label}\n" for label in selected), encoding="utf-8")
     if as_json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import shutil
 import sys
@@ -188,11 +189,15 @@ def plan(
         typer.Option(help="Model FLOPs utilization to assume.", rich_help_panel=CLUSTER, min=1e-06, max=1),
     ] = 0.4,
     micro_batch: Annotated[
-        int,
+        int | None,
         typer.Option(
-            help="Sequences per GPU, for the memory estimate.", rich_help_panel=CLUSTER, min=1, max=10**6
+            help="Sequences per GPU and micro-batch.",
+            show_default="what fits, in each stage of growth",
+            rich_help_panel=CLUSTER,
+            min=1,
+            max=10**6,
         ),
-    ] = 8,
+    ] = None,
     dollars_per_hour: Annotated[
         float | None,
         typer.Option(help="Price of one GPU hour.", rich_help_panel=CLUSTER, min=0, max=1000000.0),
@@ -351,15 +356,18 @@ def _show(plan: Plan) -> None:
     saved = cluster["checkpoint_bytes"]
     rows.append(("disk", f"{format_bytes(saved)} for a checkpoint; 2 are kept while it trains"))
     for kind, memory in cluster["memory_gib_per_gpu"].items():
-        fits = "fits" if cluster["micro_batch"] <= cluster["largest_micro_batch"][kind] else "does NOT fit"
+        used, limits = cluster["micro_batch"][kind], cluster["largest_micro_batch"][kind]
+        fits = "fits" if all(map(operator.le, used, limits)) else "does NOT fit"
         if fits != "fits" and memory["total"] <= cluster["gpu_memory_gib"]:
             fits = "fits, with less than 10% to spare"
         parts = ", ".join(
             f"{name.replace('_', ' ')} {value:.1f}" for name, value in memory.items() if name != "total"
         )
-        limit = cluster["largest_micro_batch"][kind]
-        largest = f"largest micro-batch that fits: {limit}" if limit else "a single sequence does not fit"
-        rows.append((f"memory, {kind}", f"{memory['total']:.1f} GiB per GPU, {fits} ({parts}); {largest}"))
+        chosen = f"micro-batch {_stages(used)}"
+        largest = f"largest that fits: {_stages(limits)}" if limits[-1] else "a single sequence does not fit"
+        rows.append(
+            (f"memory, {kind}", f"{memory['total']:.1f} GiB per GPU, {fits} ({parts}); {chosen}, {largest}")
+        )
     for kind, exchange in cluster["communication_per_step"].items():
         rows.append(
             (
@@ -370,7 +378,7 @@ def _show(plan: Plan) -> None:
             )
         )
     where = f"On {cluster['gpus']} × {cluster['gpu']} at {cluster['mfu']:.0%} MFU"
-    table(f"{where}, micro-batch {cluster['micro_batch']} (estimates)", rows)
+    table(f"{where} (estimates)", rows)
     for warning in plan.warnings:
         console.print(Text.assemble(("note", "yellow"), f": {warning}"), highlight=False)
 
@@ -404,6 +412,11 @@ def _exact(value: int) -> str:
 
 def _size(value: int) -> str:
     return f"{value / 1e9:.2f}B" if value >= 1e9 else f"{value / 1e6:.1f}M"
+
+
+def _stages(values: list[int]) -> str:
+    """A number for each stage of growth: "4, then 2"; once if all are equal."""
+    return ", then ".join(map(str, values if len(set(values)) > 1 else values[:1]))
 
 
 def _hours(hours: float) -> str:

@@ -27,7 +27,7 @@ def open_store(directory: Path) -> RunStore:
 def runs_directory(context: typer.Context, given: Path | None) -> Path:
     """--runs after the subcommand, or before it."""
     parent = context.parent.params.get("runs") if context.parent is not None else None
-    return given or parent or Path("runs")
+    return given or Path(parent or "runs")  # typer before 0.27 keeps the text of the parent's option
 
 
 def find_run(name: str, directory: Path) -> Any:

@@ -85,6 +85,15 @@ def train(
             help="Seed of weights, data order and random passes.", rich_help_panel=RUN, min=0, max=2**63 - 1
         ),
     ] = 0,
+    stop_after: Annotated[
+        int | None,
+        typer.Option(
+            help="Train only the first so many steps; learning rate and growth follow the whole schedule.",
+            rich_help_panel=SIZE,
+            min=1,
+            max=10**12,
+        ),
+    ] = None,
     rho: Annotated[
         float | None,
         typer.Option(
@@ -196,7 +205,8 @@ def train(
     micro_batch: Annotated[
         str,
         typer.Option(
-            help="Sequences per micro-batch; auto: the largest that fits.", rich_help_panel=EXECUTION
+            help="Sequences per micro-batch (fewer after growth, where needed); auto: what fits.",
+            rich_help_panel=EXECUTION,
         ),
     ] = "auto",
     fused: Annotated[
@@ -251,8 +261,10 @@ def train(
         ),
     ] = 600.0,
     validate_every: Annotated[
-        int | None,
-        typer.Option(help="Steps between validations.", rich_help_panel=CHECKPOINTS, min=1, max=10**12),
+        str | None,
+        typer.Option(
+            help="Steps between validations, or epoch.", metavar="STEPS|epoch", rich_help_panel=CHECKPOINTS
+        ),
     ] = None,
     validation_tokens: Annotated[
         int | None,
@@ -360,14 +372,15 @@ def train(
     from steepen.training.trackers import check_trackers
     from steepen.training.train_options import TrainOptions
 
+    settings = [*(settings or []), *([] if stop_after is None else [f"stop_after={stop_after}"])]
     options = TrainOptions(
         shard=shard,  # pyright: ignore[reportArgumentType]
         rank_timeout=rank_timeout,
         device=device,
-        micro_batch=_micro_batch(micro_batch),
+        micro_batch=_whole(micro_batch, "micro-batch", "auto"),
         fused=fast if fused is None else fused,
         compile=compile,
-        validate_every=validate_every,
+        validate_every=_whole(validate_every, "validate-every", "epoch"),
         checkpoint_every=checkpoint_every,
         checkpoint_minutes=checkpoint_minutes,
         keep_last=keep_last,
@@ -387,7 +400,7 @@ def train(
             raise UsageError(f"--{option} is set by the spec file; change the file, or use --set.")
         from steepen.runs.spec import override, read_spec
 
-        run, notes = override(read_spec(spec), settings or []), ()
+        run, notes = override(read_spec(spec), settings), ()
     else:
         from steepen.api.make_spec import choose_precision, make_spec
 
@@ -410,7 +423,7 @@ def train(
             data={"pool_tokens": pool_tokens, "pool": pool, "windows": windows, "epochs": epochs},
             rest={"seed": seed, "precision": choose_precision(precision, device)},
             validation_tokens=validation_tokens,
-            settings=settings or [],
+            settings=settings,
         )
     if write_spec is not None:
         from steepen.utils.json_io import write_json
@@ -586,11 +599,12 @@ def _train_on_ranks(
         raise SystemExit(code)
 
 
-def _micro_batch(text: str) -> Any:
-    if text == "auto":
-        return "auto"
+def _whole(text: str | None, option: str, word: str) -> Any:
+    """A whole number of an option that takes a word too."""
+    if text is None or text == word:
+        return text
     if not (text.isdecimal() and len(text) < 10 and int(text) >= 1):
         raise UsageError(
-            f"--micro-batch {shorten(text)!r} is not valid: give a number of sequences below 1e9, or auto."
+            f"--{option} {shorten(text)!r} is not valid: give a number from 1 to 1e9, or {word}."
         )
     return int(text)

@@ -28,8 +28,10 @@ class PrepareRequest:
     tokenizer: str = "gpt2"
     val_tokens: int | None = None
     max_tokens: int | None = None
-    # Leave out training documents whose first so many tokens are those of a validation document.
+    # Leave out training documents whose first so many tokens are those of a validation document; None: whose
+    # text is; 0: none.
     dedup_tokens: int | None = None
+    clip_validation: bool = False  # cut the last document of `val_source` at `val_tokens`, as the authors do
     read_options: ReadOptions = field(default_factory=ReadOptions)
     dtype: str = "auto"
     shard_tokens: int = 100_000_000
@@ -46,8 +48,9 @@ class PrepareRequest:
                 ("val_tokens", corpus.validation_tokens),
                 ("max_tokens", corpus.train_tokens),
                 ("dedup_tokens", corpus.dedup_tokens),
+                ("clip_validation", corpus.clip_validation),
             ):
-                if getattr(self, name) in (None, ()):
+                if getattr(self, name) in (None, (), False):
                     object.__setattr__(self, name, value)
         size = parse_tokenizer(self.tokenizer)
         choose_dtype(GPT2_SIZE if size is None else size, self.dtype)
@@ -55,7 +58,7 @@ class PrepareRequest:
             ("val_tokens", self.val_tokens, 0),
             ("max_tokens", self.max_tokens, 1),
             ("shard_tokens", self.shard_tokens, 256),
-            ("dedup_tokens", self.dedup_tokens, 1),
+            ("dedup_tokens", self.dedup_tokens, 0),
         ):
             if value is not None and value < minimum:
                 raise UsageError(f"{name} is {value}; it must be {minimum} or more.")
@@ -65,7 +68,8 @@ class PrepareRequest:
     def options(self) -> dict[str, Any]:
         """The fields that decide the result beside the source, as the manifest stores them."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name in ("source", "val_source", "hub"):
+        # A field added later is left out at its default: preparations of before are still recognized.
+        for name in ("source", "val_source", "hub", *(() if self.clip_validation else ("clip_validation",))):
             del values[name]
         return {**values, "read_options": asdict(self.read_options)}
 

@@ -212,9 +212,12 @@ class TokenizationJob:
                 if document.ids is None:
                     state.empty += 1
                     continue
+                ids = document.ids
+                if self.request.clip_validation and split == "val" and enough is not None:
+                    ids = ids[: enough - filled.tokens - 1]
                 assigned = self.split.assign(
                     document.hash,
-                    document.ids,
+                    ids,
                     self.writers["val"].tokens,
                     document.part < self.first_train_part,
                 )
@@ -224,7 +227,7 @@ class TokenizationJob:
                 state.documents[assigned] += 1
                 writer = self.writers[assigned]
                 writer.append(beginning)
-                writer.append(document.ids)
+                writer.append(ids)
                 self.ends[assigned].append(writer.tokens)
                 if enough is not None and filled.tokens >= enough:
                     return

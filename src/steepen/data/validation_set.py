@@ -51,7 +51,8 @@ class ValidationSet:
         if int(ids.max()) >= dataset.vocabulary:
             raise stream.invalid_id_error(0, ids)
         self._ids = ids.reshape(self.windows, context + 1)
-        self._lengths = dataset.tokenizer().lengths
+        tokenizer = dataset.tokenizer()
+        self._lengths, self.end_of_text = tokenizer.lengths, tokenizer.end_of_text
         self._tokenizer = dataset.manifest.tokenizer.sha256
 
     @property
@@ -67,7 +68,7 @@ class ValidationSet:
 
     @cached_property
     def target_bytes(self) -> int:
-        """UTF-8 bytes of all target tokens; <|endoftext|> is predicted but counts 0 bytes."""
+        """UTF-8 bytes of all target tokens; <|endoftext|> has none."""
         return int(self._lengths[self._ids[:, 1:]].sum(dtype=np.int64))
 
     def rows(self, first: int, last: int) -> Batch:
@@ -88,6 +89,9 @@ class ValidationSet:
         for start in range(first, last, rows):
             yield self.rows(start, min(start + rows, last))
 
-    def bits_per_byte(self, loss: float) -> float:
-        """Bits per UTF-8 byte from the mean loss per token, in nats, over the whole set."""
-        return loss * self.tokens / (math.log(2) * self.target_bytes)
+    def bits_per_byte(self, loss: float, end_of_text: float) -> float:
+        """Bits per UTF-8 byte from the mean loss per token, in nats, over the whole set.
+
+        `end_of_text` is the part of it that <|endoftext|> contributes: it is no text and is left out.
+        """
+        return (loss - end_of_text) * self.tokens / (math.log(2) * self.target_bytes)

@@ -41,7 +41,7 @@ class ValidationSplit:
 
     A document whose hash is below the threshold goes to validation until `val_tokens` are reached. Later
     copies of a validation document are dropped; with `dedup_tokens`, also every training document that has
-    the first tokens of one. The hashes to compare with are stored in a file.
+    the first tokens of one (0: nothing is dropped). The hashes to compare with are stored in a file.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class ValidationSplit:
         key = digest
         if self.dedup_tokens is not None:
             key = hashlib.sha1(ids[: self.dedup_tokens].astype("<u4").tobytes()).digest()
-        if not validation_only and key in self._chosen:
+        if not validation_only and self.dedup_tokens != 0 and key in self._chosen:
             return None
         if validation_only or (val_tokens < self.val_tokens and self.is_eligible(digest)):
             self._chosen.add(key)

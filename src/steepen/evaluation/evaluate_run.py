@@ -136,6 +136,11 @@ def evaluate(
         )
         # A separate directory: scores with two tokenizers must not be merged into one file.
         directory, update_record = directory / "other-data" / dataset.identity[:12], False
+    if request.core is not None and request.core.altered_core:
+        notes.append(
+            f"{request.core.directory} is not the published CORE bundle: its tasks have other examples or "
+            "settings, so these scores cannot be compared with published ones (`steepen eval fetch-core`)."
+        )
     published, spec = None, checkpoint.spec
     corpus = find_corpus(spec.data.identity, dataset.manifest.source)
     if request.published is not None:

@@ -224,7 +224,7 @@ def score_text(
         [np.array([tokenizer.end_of_text, *tokenizer.encode(text)], np.int32) for text in texts]
     )
     length = model.shape.context
-    rows = list(_windows(ids, length))
+    rows = list(_windows(ids, length, tokenizer.end_of_text))
     scorer = Scorer(model)
     seen = 0
 
@@ -235,19 +235,20 @@ def score_text(
             progress(seen, len(ids))
 
     budget = 16_384 if scorer.device.type == "cuda" else max(length, 2048)
-    found = scorer.score(make_batches(rows, budget, 1), 1, count)
+    found = scorer.score(make_batches(rows, budget, 1), 2, count)
     total_bytes = sum(len(text.encode()) for text in texts)
-    nats, predicted = float(found.loss[0]), int(found.tokens[0])
+    predicted = int(found.tokens.sum())
     return {
-        "loss": nats / predicted,
-        "bits_per_byte": nats / (math.log(2) * total_bytes),
+        "loss": float(found.loss.sum()) / predicted,
+        "bits_per_byte": float(found.loss[0]) / (math.log(2) * total_bytes),
         "tokens": predicted,
         "bytes": total_bytes,
     }
 
 
-def _windows(ids: npt.NDArray[np.int32], length: int) -> Iterator[Row]:
+def _windows(ids: npt.NDArray[np.int32], length: int, end_of_text: int) -> Iterator[Row]:
+    """Windows of text (span 0) and of the tokens between texts (span 1), which are no text."""
     for first in range(0, len(ids) - 1, length):
         window = ids[first : first + length + 1]
         positions = np.arange(len(window) - 1, dtype=np.int32)
-        yield Row(window[:-1], positions, window[1:], np.zeros(len(window) - 1, np.int32))
+        yield Row(window[:-1], positions, window[1:], (window[1:] == end_of_text).astype(np.int32))

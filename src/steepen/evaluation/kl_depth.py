@@ -60,13 +60,6 @@ def effective_depth(curve: tuple[float, ...] | list[float], threshold: float = T
     return next(after, len(curve) - 1), peak
 
 
-def section_names(network: Network, passes: int) -> tuple[str, ...]:
-    """The stage of each executed block."""
-    blocks = network.shape.allocation
-    cores = [f"core {number}" for number in range(1, passes + 1) for _ in range(blocks.core)]
-    return (*["prelude"] * blocks.prelude, *cores, *["coda"] * blocks.coda)
-
-
 @torch.no_grad()
 def measure_kl_depth(
     network: Network,
@@ -87,7 +80,7 @@ def measure_kl_depth(
     if not threshold > 0:
         raise UsageError(f"threshold {threshold} is not valid: it must be a positive number of nats.")
     passes = network.passes if passes is None else passes
-    stages = section_names(network, passes)
+    stages = network.shape.allocation.sections(passes)
     device = network.embedding.device
     total = torch.zeros(1 + len(stages), dtype=torch.float64)
     # One sequence at a time, because the hidden states of every block are in memory at once.

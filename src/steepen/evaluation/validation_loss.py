@@ -60,7 +60,7 @@ def validate(
             if progress:
                 progress(done, validation.windows)
 
-    loss = mean_loss(network, batches(), passes)
+    found = mean_loss(network, batches(), passes, apart=validation.end_of_text)
     return ValidationLoss(
-        loss, validation.bits_per_byte(loss), validation.tokens, passes, validation.identity
+        found.loss, validation.bits_per_byte(*found), validation.tokens, passes, validation.identity
     )

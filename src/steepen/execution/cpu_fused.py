@@ -140,15 +140,16 @@ def _rotate_norm(raw: Tensor, rotary: Tensor, block: TransformerBlock, batch: in
     heads, time = block.heads, rotary.shape[1]
     raw = raw.view(3, heads, -1, batch, time)
     half = raw.shape[2] // 2
-    factor = raw[:2].square().mean(2, keepdim=True).add_(block.eps).rsqrt_()
-    factor[0].mul_(_query_factor(block))
     cos, sin = rotary.mT.unsqueeze(2)  # each (half, 1, time)
     parts = torch.empty(3, heads, batch, 2 * half, time, dtype=raw.dtype)
     rotated = parts.transpose(2, 3)
     first, second = raw[:2, :, :half], raw[:2, :, half:]
     torch.mul(first, cos, out=rotated[:2, :, :half]).addcmul_(second, sin, value=-1)
     torch.mul(first, sin, out=rotated[:2, :, half:]).addcmul_(second, cos)
-    rotated[:2].mul_(factor)
+    # After the rotation: a table rounded to bf16 changes the length of a vector a little.
+    factor = parts[:2].square().mean(3, keepdim=True).add_(block.eps).rsqrt_()
+    factor[0].mul_(_query_factor(block))
+    parts[:2].mul_(factor)
     rotated[2].copy_(raw[2])
     return parts, factor
 
@@ -160,7 +161,7 @@ def _rotate_norm_backward_(
     _, heads, batch, head_dim, time = d.shape
     along = (d[:2] * parts[:2]).mean(3, keepdim=True)
     along[0].div_(_query_factor(block) ** 2)
-    d[:2].addcmul_(parts[:2], along, value=-1).mul_(factor.transpose(2, 3))
+    d[:2].addcmul_(parts[:2], along, value=-1).mul_(factor)
     half = head_dim // 2
     cos, sin = rotary.mT.unsqueeze(2)
     raw = torch.empty(3, heads, head_dim, batch, time, dtype=d.dtype)

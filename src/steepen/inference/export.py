@@ -134,6 +134,7 @@ def network_config(run: LoadedRun) -> dict[str, Any]:
         "core_boundary": arm.core_boundary,
         "coda_boundary": arm.coda_boundary,
         "first_pass": options.first_pass,
+        "norm_prelude": arm.norm_prelude,
         "residual_multiplier": network.multipliers.residual,
         "output_multiplier": network.multipliers.output,
         "injection_weight": network.multipliers.injection,

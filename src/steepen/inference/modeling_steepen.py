@@ -42,6 +42,7 @@ class SteepenConfig(PretrainedConfig):
         core_boundary: str = "identity",
         coda_boundary: str = "identity",
         first_pass: str = "prelude",
+        norm_prelude: bool = False,
         residual_multiplier: float = 1.0,
         output_multiplier: float = 1.0,
         injection_weight: float = 1.0,
@@ -70,6 +71,7 @@ class SteepenConfig(PretrainedConfig):
         self.tied_cores = tied_cores
         self.core_boundary = core_boundary
         self.coda_boundary = coda_boundary
+        self.norm_prelude = norm_prelude
         self.first_pass = first_pass  # input of the first core pass: the prelude's output, or the boundary's
         self.residual_multiplier = residual_multiplier
         self.output_multiplier = output_multiplier
@@ -230,6 +232,7 @@ class SteepenModel(SteepenPreTrainedModel):
         wide = config.residual_stream == "fp32"
         stream = torch.promote_types(dtype, torch.float32) if wide else dtype
         e = run(self.prelude, _norm(embedded.to(stream), config.norm_eps))
+        e = _norm(e, config.norm_eps) if config.norm_prelude else e
         h: Tensor | None = None
         for index in range(config.passes):
             core = self.cores[0 if config.tied_cores else index]

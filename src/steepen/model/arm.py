@@ -190,6 +190,8 @@ class Arm:
     block: str = "transformer"
     recipe: str = "vanilla"  # name of the recipe in the paper's tables
     about: str = ""
+    norm_prelude: bool = False  # e ← Norm(e) after the prelude
+    backprop_passes: int | None = None  # of a tied core: gradients flow through the last so many passes only
 
     if TYPE_CHECKING:
 
@@ -205,6 +207,8 @@ class Arm:
             block: str | type = "transformer",
             recipe: str = "vanilla",
             about: str = "",
+            norm_prelude: bool = False,
+            backprop_passes: int | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -218,6 +222,11 @@ class Arm:
                 )
         accepted = "text without control characters"
         require(printable(self.name) == self.name, "Arm", "name", self.name, accepted)
+        require_count("Arm", "backprop_passes", self.backprop_passes)
+        trained = self.tied or self.backprop_passes is None
+        require(
+            trained, "Arm", "backprop_passes", self.backprop_passes, "null for untied cores: none is skipped"
+        )
         if not self.title:
             object.__setattr__(self, "title", self.name)
 
@@ -229,6 +238,10 @@ class Arm:
     def shape(self, depth: int, size_rule: SizeRule | None = None) -> Shape:
         """The shape of this arm at a nominal depth."""
         return Shape.at(depth, self.allocation.at(depth), size_rule)
+
+    def passes_without_gradient(self, passes: int) -> int:
+        """Core passes, the first ones, that truncated backpropagation leaves out."""
+        return 0 if self.backprop_passes is None else max(0, passes - self.backprop_passes)
 
     def stored_cores(self, passes: int) -> int:
         """Cores stored to run this many passes."""

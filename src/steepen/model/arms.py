@@ -4,103 +4,62 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 from steepen.errors import UsageError, nearest, shorten
 from steepen.model.arm import AllocationRule, Arm, PassSchedule
 from steepen.utils.imports import import_object, trust_code
 
 NORM_AND_INJECT = "norm+inject"
-UNSPLIT = AllocationRule(unsplit=True)
+ONE, TWO, GROW = PassSchedule.fixed(1), PassSchedule.fixed(2), PassSchedule.growing(2, 4)
 
 
-def _with_operator(
-    name: str, title: str, passes: PassSchedule, *, tied: bool, recipe: str, about: str
+def _arm(
+    name: str, title: str, passes: PassSchedule, about: str, *, operator: bool, tied: bool, recipe: str = ""
 ) -> Arm:
-    return Arm(
-        name, title, NORM_AND_INJECT, NORM_AND_INJECT, tied=tied, passes=passes, recipe=recipe, about=about
-    )
+    boundary = NORM_AND_INJECT if operator else "identity"
+    return Arm(name, title, boundary, boundary, tied, passes, recipe=recipe or name, about=about)
 
 
-def _without_operator(
-    name: str, title: str, passes: PassSchedule, *, tied: bool, recipe: str, about: str
-) -> Arm:
-    return Arm(name, title, tied=tied, passes=passes, recipe=recipe, about=about)
+# Families with K passes: title, with the operator or not, passes share a core or not, what they are.
+_FAMILIES = {
+    "loop": ("Loop", True, True, "one core applied {}×, boundary operator"),
+    "untied": ("Untied", True, False, "{} untied cores, boundary operator"),
+    "tied-vanilla": ("Tied Vanilla", False, True, "no operator, one core applied {}×"),
+    "untied-vanilla": ("Untied Vanilla", False, False, "no operator, {} untied cores, Vanilla's recipe"),
+}
 
 
-def loop(passes: int) -> Arm:
-    """Loop-K: one core, applied K times, with the boundary operator."""
-    about = f"one core applied {passes}×, boundary operator"
-    recipe = "loop-2" if passes == 2 else "operator-1"  # the paper tunes K = 2; its sweeps use Operator-1's
-    return _with_operator(
-        f"loop-{passes}", f"Loop-{passes}", PassSchedule.fixed(passes), tied=True, recipe=recipe, about=about
-    )
+def family_arm(family: str, passes: int) -> Arm:
+    """An arm with K passes: loop-3, untied-3, tied-vanilla-3 or untied-vanilla-3."""
+    title, operator, tied, about = _FAMILIES[family]
+    # The paper tunes K = 2; its sweeps over K use Operator-1's recipe.
+    recipe = "vanilla" if not operator else f"{family}-2" if passes == 2 else "operator-1"
+    name, title, schedule = f"{family}-{passes}", f"{title}-{passes}", PassSchedule.fixed(passes)
+    return _arm(name, title, schedule, about.format(passes), operator=operator, tied=tied, recipe=recipe)
 
 
-def untied(passes: int) -> Arm:
-    """Untied-K: K separate cores, with the boundary operator."""
-    about = f"{passes} untied cores, boundary operator"
-    recipe = "untied-2" if passes == 2 else "operator-1"  # as in `loop`
-    return _with_operator(
-        f"untied-{passes}",
-        f"Untied-{passes}",
-        PassSchedule.fixed(passes),
-        tied=False,
-        recipe=recipe,
-        about=about,
-    )
+def _variant(base: Arm, name: str, title: str, about: str, **changes: Any) -> Arm:
+    """An ablation of an arm; it follows the arm's recipe."""
+    return replace(base, name=name, title=title, about=about, **changes)
 
 
-def tied_vanilla(passes: int) -> Arm:
-    """Tied Vanilla-K: a transformer that repeats its core, no boundary operator."""
-    return _without_operator(
-        f"tied-vanilla-{passes}",
-        f"Tied Vanilla-{passes}",
-        PassSchedule.fixed(passes),
-        tied=True,
-        recipe="vanilla",
-        about=f"no operator, one core applied {passes}×",
-    )
-
-
-def untied_vanilla(passes: int) -> Arm:
-    """Untied Vanilla-K: a deeper transformer with Vanilla's recipe unchanged."""
-    return _without_operator(
-        f"untied-vanilla-{passes}",
-        f"Untied Vanilla-{passes}",
-        PassSchedule.fixed(passes),
-        tied=False,
-        recipe="vanilla",
-        about=f"no operator, {passes} untied cores, Vanilla's recipe",
-    )
-
-
-def _ablations(base: Arm) -> list[Arm]:
+def _operator_ablations(base: Arm) -> list[Arm]:
     """The three operator ablations of one arm (Table "Boundary-operator ablations…")."""
-    rows = [
+    rows = (
         ("norm-only", "norm only", "norm", "norm", "norm at the boundaries, no injection"),
-        (
-            "inject-only",
-            "injection only",
-            "inject",
-            "inject",
-            "injection at the boundaries, no norm",
-        ),
-        (
-            "no-coda-injection",
-            "no coda injection",
-            NORM_AND_INJECT,
-            "norm",
-            "full operator in the core, norm before the coda",
-        ),
-    ]
+        ("inject-only", "injection only", "inject", "inject", "injection at the boundaries, no norm"),
+        ("no-coda-injection", "no coda injection", NORM_AND_INJECT, "norm",
+         "full operator in the core, norm before the coda"),
+    )  # fmt: skip
     return [
-        replace(
+        _variant(
             base,
-            name=f"{base.name}-{key}",
-            title=f"{base.title}, {words}",
+            f"{base.name}-{key}",
+            f"{base.title}, {words}",
+            about,
             core_boundary=core,
             coda_boundary=coda,
-            about=about,
         )
         for key, words, core, coda, about in rows
     ]
@@ -108,132 +67,54 @@ def _ablations(base: Arm) -> list[Arm]:
 
 def _width_only(base: Arm, blocks: int) -> Arm:
     """An arm whose blocks stay those of executed depth 11 while its width grows (Figure "Width-only…")."""
-    return replace(
-        base,
-        name=f"width-only-{base.name}",
-        title=f"{base.title}, width only",
-        allocation=replace(base.allocation, blocks=blocks),
-        about="executed depth 11 at every width",
+    name, title, about = (
+        f"width-only-{base.name}",
+        f"{base.title}, width only",
+        "executed depth 11 at every width",
     )
+    return _variant(base, name, title, about, allocation=replace(base.allocation, blocks=blocks))
 
 
 def _build() -> dict[str, Arm]:
-    vanilla = replace(
-        _without_operator(
-            "vanilla",
-            "Vanilla",
-            PassSchedule.fixed(1),
-            tied=True,
-            recipe="vanilla",
-            about="a standard transformer",
-        ),
-        allocation=UNSPLIT,
-    )
-    deep_vanilla = _without_operator(
-        "deep-vanilla",
-        "Deep Vanilla",
-        PassSchedule.fixed(2),
-        tied=False,
-        recipe="deep-vanilla",
-        about="Untied-2 without the operator: deeper, own recipe",
-    )
-    operator_1 = _with_operator(
-        "operator-1",
-        "Operator-1",
-        PassSchedule.fixed(1),
-        tied=True,
-        recipe="operator-1",
-        about="Vanilla's blocks with the boundary operator",
-    )
-    loop_2, untied_2 = loop(2), untied(2)
-    grow = PassSchedule.growing(2, 4)
-    loop_grow = _with_operator(
-        "loop-grow",
-        "Loop-Grow",
-        grow,
-        tied=True,
-        recipe="loop-grow",
-        about="Loop-2 whose passes double in mid-training",
-    )
-    untied_grow = _with_operator(
-        "untied-grow",
-        "Untied-Grow",
-        grow,
-        tied=False,
-        recipe="untied-grow",
-        about="Untied-2 whose cores are copied in mid-training",
-    )
-    deep_vanilla_grow = _without_operator(
-        "deep-vanilla-grow",
-        "Deep Vanilla Grow",
-        grow,
-        tied=False,
-        recipe="deep-vanilla-grow",
-        about="Deep Vanilla whose core blocks are copied in mid-training",
-    )
-    deeper = AllocationRule(per_depth=2)
+    stack, deeper = AllocationRule(unsplit=True), AllocationRule(per_depth=2)
+    fixed_2_3, fixed_1_2 = AllocationRule(prelude=2, coda=3), AllocationRule(prelude=1, coda=2)
+    core_only, doubled = "only the core grows with depth", "twice the blocks at the same width (1:64)"
+    plain: dict[str, Any] = {"operator": False, "tied": False}
+    main = [
+        Arm("vanilla", "Vanilla", allocation=stack, about="a standard transformer"),
+        _arm("deep-vanilla", "Deep Vanilla", TWO, "Untied-2 without the operator: deeper, own recipe",
+             **plain),
+        _arm("operator-1", "Operator-1", ONE, "Vanilla's blocks with the boundary operator",
+             operator=True, tied=True),
+        family_arm("loop", 2),
+        family_arm("untied", 2),
+        _arm("loop-grow", "Loop-Grow", GROW, "Loop-2 whose passes double in mid-training",
+             operator=True, tied=True),
+        _arm("untied-grow", "Untied-Grow", GROW, "Untied-2 whose cores are copied in mid-training",
+             operator=True, tied=False),
+        _arm("deep-vanilla-grow", "Deep Vanilla Grow", GROW,
+             "Deep Vanilla whose core blocks are copied in mid-training", **plain),
+    ]  # fmt: skip
+    vanilla, _, operator_1, loop_2, untied_2, loop_grow, *_ = main
     rows = [
-        vanilla,
-        deep_vanilla,
-        operator_1,
-        loop_2,
-        untied_2,
-        loop_grow,
-        untied_grow,
-        deep_vanilla_grow,
-        *_ablations(loop_2),
-        *_ablations(untied_2),
-        replace(
-            loop_2,
-            name="loop-2-2-c-3",
-            title="Loop-2, 2/C/3",
-            allocation=AllocationRule(prelude=2, coda=3),
-            about="only the core grows with depth",
-        ),
-        replace(
-            loop_2,
-            name="loop-2-nci-2-c-3",
-            title="Loop-2, no coda injection, 2/C/3",
-            coda_boundary="norm",
-            allocation=AllocationRule(prelude=2, coda=3),
-            about="the same with norm before the coda, as the paper's authors ran it",
-        ),
-        replace(
-            operator_1,
-            name="operator-1-1-c-2",
-            title="Operator-1, 1/C/2",
-            allocation=AllocationRule(prelude=1, coda=2),
-            about="only the core grows with depth",
-        ),
-        replace(
-            vanilla,
-            name="deeper-vanilla",
-            title="Deeper Vanilla",
-            allocation=AllocationRule(per_depth=2, unsplit=True),
-            about="twice the blocks at the same width (1:64)",
-        ),
-        replace(
-            operator_1,
-            name="deeper-operator-1",
-            title="Deeper Operator-1",
-            allocation=deeper,
-            about="twice the blocks at the same width (1:64)",
-        ),
-        _width_only(vanilla, 11),
-        _width_only(deep_vanilla, 8),
-        _width_only(operator_1, 11),
-        _width_only(loop_2, 8),
-        _width_only(untied_2, 8),
-        tied_vanilla(2),
-        untied_vanilla(2),
-        replace(
-            loop_grow,
-            name="random-loop-grow",
-            title="Random Loop-Grow",
-            passes=PassSchedule.growing(2, 2, 3, 4, 5, 6),
-            about="after growth K is drawn from 2..6 at every step",
-        ),
-    ]
+        *main,
+        *_operator_ablations(loop_2),
+        *_operator_ablations(untied_2),
+        _variant(loop_2, "loop-2-2-c-3", "Loop-2, 2/C/3", core_only, allocation=fixed_2_3),
+        _variant(loop_2, "loop-2-nci-2-c-3", "Loop-2, no coda injection, 2/C/3",
+                 "the same with norm before the coda, as the paper's authors ran it",
+                 coda_boundary="norm", allocation=fixed_2_3),
+        _variant(operator_1, "operator-1-1-c-2", "Operator-1, 1/C/2", core_only, allocation=fixed_1_2),
+        _variant(vanilla, "deeper-vanilla", "Deeper Vanilla", doubled,
+                 allocation=replace(deeper, unsplit=True)),
+        _variant(operator_1, "deeper-operator-1", "Deeper Operator-1", doubled, allocation=deeper),
+        *(_width_only(arm, 11) if arm.passes == ONE else _width_only(arm, 8) for arm in main[:5]),
+        family_arm("tied-vanilla", 2),
+        family_arm("untied-vanilla", 2),
+        _variant(loop_grow, "random-loop-grow", "Random Loop-Grow",
+                 "after growth K is drawn from 2..6 at every step",
+                 passes=PassSchedule.growing(2, 2, 3, 4, 5, 6)),
+    ]  # fmt: skip
     return {arm.name: arm for arm in rows}
 
 
@@ -273,7 +154,6 @@ def arm_key(name: str) -> str:
 
 
 _ALIASES = {arm_key(name): arm for name, arm in PAPER_NAMES.items()}
-_FAMILIES = {"loop": loop, "untied": untied, "tied-vanilla": tied_vanilla, "untied-vanilla": untied_vanilla}
 
 
 def find_arm(name: str | Arm | type) -> Arm:
@@ -291,9 +171,9 @@ def find_arm(name: str | Arm | type) -> Arm:
         return ARMS[_ALIASES.get(key, key)]
     family, _, count = key.rpartition("-")
     if key in _FAMILIES:  # K defaults to 2
-        return _FAMILIES[key](2)
+        return family_arm(key, 2)
     if family in _FAMILIES and re.fullmatch(r"[1-9]\d{0,8}", count):
-        return _FAMILIES[family](int(count))
+        return family_arm(family, int(count))
     choices = [*ARMS, *_ALIASES, *(f"{family}-K" for family in _FAMILIES)]
     raise UsageError(
         f"there is no arm {shorten(name)!r}; the nearest are {nearest(key, choices)} "

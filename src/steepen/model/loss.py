@@ -9,16 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 if TYPE_CHECKING:
     from steepen.model.network import Network
 
 CHUNK = 256  # tokens at a time
+
+
+class MeanLoss(NamedTuple):
+    """Mean cross-entropy in nats per token, and the part of it that the targets of one token contribute."""
+
+    loss: float
+    apart: float
 
 
 def linear_cross_entropy(
@@ -118,30 +126,48 @@ class _LinearCrossEntropy(torch.autograd.Function):
         )
 
 
+def sum_of_losses(network: Network, hidden: Tensor, rows: Tensor, target: int) -> Tensor:
+    """Sum of the cross-entropy of one target over the rows (batch, time) of hidden states that are marked.
+
+    The rows are padded with zeros, of which every logit is zero, to chunks of one size: a compiled loss is
+    compiled once.
+    """
+    total = hidden.new_zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32))
+    targets = torch.full((1, CHUNK), target, device=hidden.device)
+    for chunk in hidden[rows].split(CHUNK):
+        padding = CHUNK - len(chunk)
+        padded = functional.pad(chunk, (0, 0, 0, padding))[None]
+        total = total + CHUNK * network.loss(padded, targets) - padding * math.log(network.token_ids)
+    return total
+
+
 @torch.no_grad()
 def mean_loss(
     network: Network,
     batches: Iterable[tuple[Tensor, Tensor]],
     passes: int | None = None,
     *,
+    apart: int | None = None,
     sum_over_ranks: Callable[[Tensor], Tensor] | None = None,
-) -> float:
+) -> MeanLoss:
     """Mean cross-entropy per token over (inputs, targets) batches of any sizes, summed in fp64.
 
-    With `sum_over_ranks`, which adds a tensor over ranks, the batches are this rank's part of them.
+    `apart` is a token whose part of the mean is given too. With `sum_over_ranks`, which adds a tensor over
+    ranks, the batches are this rank's part of them.
     """
     device = network.embedding.device
-    total, tokens = 0.0, 0
+    total, own, tokens = 0.0, 0.0, 0
     training = network.training
     network.eval()
     try:
         for inputs, targets in batches:
-            loss = network(inputs.to(device), targets.to(device), passes=passes)
-            total += loss.double().item() * targets.numel()
+            losses = network(inputs.to(device), targets.to(device), passes=passes, apart=apart)
+            mean, *rest = losses.double().reshape(-1).tolist()
+            total, own = total + mean * targets.numel(), own + sum(rest)
             tokens += targets.numel()
     finally:
         network.train(training)
     if sum_over_ranks is not None:
-        sums = torch.tensor([total, tokens], dtype=torch.float64, device=device)
-        total, tokens = sum_over_ranks(sums).tolist()
-    return total / tokens
+        sums = torch.tensor([total, own, tokens], dtype=torch.float64, device=device)
+        total, own, tokens = sum_over_ranks(sums).tolist()
+    return MeanLoss(total / tokens, own / tokens)

@@ -15,7 +15,7 @@ from steepen.model.arm import Arm
 from steepen.model.block import CacheSlot, call_custom_block, find_block, linear, rotary_table
 from steepen.model.boundary import Boundary, find_boundary, normalize_and_inject
 from steepen.model.config import ModelOptions, Multipliers
-from steepen.model.loss import linear_cross_entropy
+from steepen.model.loss import linear_cross_entropy, sum_of_losses
 from steepen.model.shape import Shape
 
 
@@ -89,6 +89,7 @@ class Network(nn.Module):
         self.passes = passes or arm.passes.initial
         self.compute_dtype: torch.dtype | None = None  # None: the dtype of the weights
         self.fused: FusedForward | None = None  # set by execution.gpu_fused.install_fused_gpu
+        self.visit: Callable[[Tensor], None] | None = None  # gets the hidden states after every block
         self.core_boundary = find_boundary(arm.core_boundary)
         self.coda_boundary = find_boundary(arm.coda_boundary)
 
@@ -149,13 +150,22 @@ class Network(nn.Module):
         targets: Tensor | None = None,
         passes: int | None = None,
         loss_weight: float = 1.0,
+        apart: int | None = None,
     ) -> Tensor:
         """Logits (batch, time, `token_ids`) in fp32 or wider; with targets, the scaled mean loss.
 
-        `loss_weight` multiplies the mean cross-entropy: a micro-batch's fraction of the global batch.
+        `loss_weight` multiplies the mean cross-entropy: a micro-batch's fraction of the global batch. With
+        `apart` two losses are returned, (2,): the mean, and the sum over targets that are this token.
         """
         hidden = self.hidden_states(tokens, passes)
-        return self.logits(hidden) if targets is None else self.loss(hidden, targets, loss_weight)
+        if targets is None:
+            return self.logits(hidden)
+        loss = self.loss(hidden, targets, loss_weight)
+        return (
+            loss
+            if apart is None
+            else torch.stack((loss, sum_of_losses(self, hidden, targets == apart, apart)))
+        )
 
     def hidden_states(
         self,
@@ -171,6 +181,7 @@ class Network(nn.Module):
         per executed block, so each pass of a tied core has its own keys and values; it needs a `layout`.
         """
         passes = self.passes if passes is None else passes
+        visit = visit or self.visit
         self._check(tokens, passes, in_order=layout is None)
         dtype = self.branch_dtype
         if layout is None:
@@ -193,9 +204,12 @@ class Network(nn.Module):
             return x
 
         e = run(self.prelude, self.embed(tokens, self.stream_dtype))
+        e = self.norm(e) if self.arm.norm_prelude else e
         h: Tensor | None = None
-        for core in self.applied_cores(passes):
-            h = run(core, self._core_input(h, e))
+        skipped = self.arm.passes_without_gradient(passes)
+        for index, core in enumerate(self.applied_cores(passes)):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and index >= skipped):
+                h = run(core, self._core_input(h, e))
         return run(self.coda, self._apply_boundary(self.coda_boundary, h, e))
 
     def _core_input(self, h: Tensor | None, e: Tensor) -> Tensor:

@@ -52,6 +52,11 @@ class BlockAllocation:
         """Blocks a token passes through with this many core passes."""
         return self.prelude + passes * self.core + self.coda
 
+    def sections(self, passes: int) -> tuple[str, ...]:
+        """The section of each executed block: prelude, core 1, …, coda."""
+        cores = [f"core {number}" for number in range(1, passes + 1) for _ in range(self.core)]
+        return (*["prelude"] * self.prelude, *cores, *["coda"] * self.coda)
+
     @staticmethod
     def even(blocks: int) -> BlockAllocation:
         """As even as possible, remainder first to the core, then to the coda (Table "Model depths…")."""

@@ -91,19 +91,28 @@ def compute_active_parameters(arm: Arm, shape: Shape, passes: int) -> int:
 
 
 def flops_per_token(arm: Arm, shape: Shape, passes: int) -> Flops:
-    """Training FLOPs of one token, forward and backward, at this many passes."""
+    """Training FLOPs of one token, forward and backward, at this many passes.
+
+    Passes that truncated backpropagation leaves out cost their forward, a third.
+    """
     executed = shape.allocation.executed(passes)
-    block = block_cost(arm, shape)
+    block, forward_only = block_cost(arm, shape), shape.allocation.core * arm.passes_without_gradient(passes)
     return Flops(
-        matmul=6 * block.matrices * executed,
-        attention=block.attention_flops * executed,
+        matmul=6 * block.matrices * executed - 4 * block.matrices * forward_only,
+        attention=block.attention_flops * executed - 2 * block.attention_flops * forward_only // 3,
         head=6 * head_parameters(shape),
     )
 
 
-def run_flops(arm: Arm, shape: Shape, schedule: PassSchedule, steps: int, batch_tokens: int) -> Flops:
-    """FLOPs of a run by whole steps of each stage; for random pass counts, the mean over the draws."""
-    starts = [*stage_starts(schedule, steps), steps]
+def run_flops(
+    arm: Arm, shape: Shape, schedule: PassSchedule, steps: int, batch_tokens: int, *, stop: int | None = None
+) -> Flops:
+    """FLOPs of a run, or of its first `stop` steps, by whole steps of each stage.
+
+    For random pass counts it is the mean over the draws.
+    """
+    stop = steps if stop is None else stop
+    starts = [*(min(start, stop) for start in stage_starts(schedule, steps)), stop]
     total = Flops(0, 0, 0)
     for stage, start, end in zip(schedule.stages, starts, starts[1:], strict=False):
         tokens = (end - start) * batch_tokens
@@ -137,7 +146,6 @@ def stage_fractions(schedule: PassSchedule) -> list[tuple[float, tuple[int, ...]
 
 
 def stage_starts(schedule: PassSchedule, steps: int) -> tuple[int, ...]:
-    """First step of each stage in a run of `steps` steps: ⌊start·steps⌋, as in the authors' code."""
+    """First step of each stage in a run of `steps` steps: ⌊start·steps⌋ in doubles, as the authors do."""
     stage_fractions(schedule)  # raises UsageError if a start is left to the recipe
-    # The guard keeps g where start is g/steps, or 1 − ρ with a last digit that is rounded down.
-    return tuple(math.floor((stage.start or 0.0) * steps + 1e-9) for stage in schedule.stages)
+    return tuple(math.floor((stage.start or 0.0) * steps) for stage in schedule.stages)

@@ -88,6 +88,17 @@ def training_memory(
     )
 
 
+def automatic_micro_batch(rows: int, context: int, limit: int | None = None, *, gpu: bool = True) -> int:
+    """The micro-batch (sequences) that training starts from where none is given; at least 1.
+
+    The largest divisor of the rows of a device, so that all micro-batches are equal, within `limit` and
+    within the tokens that keep a GPU busy, or that the caches of a CPU hold.
+    """
+    tokens = 65_536 if gpu else 8_192
+    most = min(rows, max(1, tokens // context), rows if limit is None else max(1, limit))
+    return max(divisor for divisor in range(1, most + 1) if rows % divisor == 0)
+
+
 def checkpoint_bytes(arm: Arm, shape: Shape, passes: int, optimizer: OptimizerConfig | None = None) -> int:
     """Bytes of a checkpoint: fp32 weights and optimizer state at the largest number of passes."""
     embedding_and_head = 2 * shape.vocabulary * shape.width

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from steepen.errors import UsageError
-from steepen.model.arms import loop, untied
+from steepen.model.arms import family_arm
 from steepen.model.shape import SizeRule
 from steepen.recipe.flops import compute_active_parameters, stored_parameters
 
@@ -32,7 +32,7 @@ class PassesLaw:
         """K*, X_K* and TPP at K* for a depth; `tpp` is of one pass at the same compute."""
         if not 0 < tpp <= 1e9:
             raise UsageError(f"tokens per parameter are {tpp:g}; they must be positive and at most 1e9.")
-        arm = loop(2) if self.tied else untied(2)
+        arm = family_arm("loop" if self.tied else "untied", 2)
         shape = arm.shape(depth, size_rule)
         active = [compute_active_parameters(arm, shape, k) for k in (1, 2)]
         stored = [stored_parameters(arm, shape, k) for k in (1, 2)]

@@ -12,7 +12,12 @@ from steepen.model.arms import find_arm
 from steepen.model.shape import SizeRule
 from steepen.recipe.flops import compute_active_parameters
 from steepen.recipe.hardware import Accelerator, find_accelerator
-from steepen.recipe.memory import checkpoint_bytes, largest_micro_batch, training_memory
+from steepen.recipe.memory import (
+    automatic_micro_batch,
+    checkpoint_bytes,
+    largest_micro_batch,
+    training_memory,
+)
 from steepen.recipe.paper_tables import LADDER_DEPTHS, PAPER, recipe_of
 from steepen.recipe.recipe import PlannedRun, Recipe
 from steepen.recipe.recipe_choice import RecipeChoice
@@ -29,7 +34,7 @@ class Cluster:
     gpu: Accelerator = field(default_factory=lambda: find_accelerator("h100"))
     mfu: float = 0.4
     dollars_per_hour: float | None = None
-    micro_batch: int = 8  # sequences per GPU and pass
+    micro_batch: int | None = None  # sequences per GPU and pass; None: what fits, in each stage of growth
 
     def __post_init__(self) -> None:
         if self.gpus < 1:
@@ -38,7 +43,7 @@ class Cluster:
             raise UsageError(f"--mfu {self.mfu} is not valid: it is a fraction of the peak, in (0, 1].")
         if self.dollars_per_hour is not None and not 0 <= self.dollars_per_hour < math.inf:
             raise UsageError(f"--dollars-per-hour {self.dollars_per_hour} is not valid: it must be a price.")
-        if self.micro_batch < 1:
+        if self.micro_batch is not None and self.micro_batch < 1:
             raise UsageError(f"--micro-batch {self.micro_batch} is not valid: at least 1 sequence is needed.")
 
 
@@ -84,17 +89,26 @@ class Plan:
             )
         ]
         cluster = self.cluster
-        micro_batch = min(cluster.micro_batch, planned.batch_tokens // shape.context // cluster.gpus)
         # What can be executed: one GPU, or one of the ways to shard.
         kinds: dict[str, Shard | None] = {"one GPU": None}
         if cluster.gpus > 1:
             kinds = {f"shard {shard}": shard for shard in SHARDS}
-        memory = {
-            kind: training_memory(planned, cluster.gpus, micro_batch, shard=shard).to_dict()
+        rows = planned.batch_tokens // shape.context // cluster.gpus
+        largest = {
+            kind: [largest_micro_batch(one, cluster.gpus, cluster.gpu, shard=shard) for one in planned.stages]
             for kind, shard in kinds.items()
         }
-        largest = {
-            kind: largest_micro_batch(planned, cluster.gpus, cluster.gpu, shard=shard)
+        micro_batch = {
+            kind: [
+                automatic_micro_batch(rows, shape.context, limit)
+                if cluster.micro_batch is None
+                else min(cluster.micro_batch, rows)
+                for limit in limits
+            ]
+            for kind, limits in largest.items()
+        }
+        memory = {
+            kind: training_memory(planned, cluster.gpus, micro_batch[kind][-1], shard=shard).to_dict()
             for kind, shard in kinds.items()
         }
         step_seconds = self.seconds / planned.steps
@@ -102,7 +116,7 @@ class Plan:
         for kind, shard in kinds.items():
             if shard is not None:
                 traffic = communication(
-                    planned, cluster.gpus, shard, micro_batch=micro_batch, step_seconds=step_seconds
+                    planned, cluster.gpus, shard, micro_batch=micro_batch[kind][-1], step_seconds=step_seconds
                 )
                 exchange[kind] = {**traffic.to_dict(), "hours": self.seconds / traffic.efficiency / 3600}
         return {

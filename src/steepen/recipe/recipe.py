@@ -235,12 +235,17 @@ class PlannedRun:
         return self.starts[1] if self.schedule.grows else None
 
     @property
-    def stage_flops(self) -> tuple[Flops, ...]:
-        """Expected FLOPs per token in each stage."""
+    def stages(self) -> tuple[PlannedRun, ...]:
+        """Each stage of the schedule as a run of its own, of the network as it is in that stage."""
         return tuple(
-            mean_flops_per_token(self.arm, self.shape, PassSchedule((replace(stage, start=0.0),)))
+            replace(self, schedule=PassSchedule((replace(stage, start=0.0),)))
             for stage in self.schedule.stages
         )
+
+    @property
+    def stage_flops(self) -> tuple[Flops, ...]:
+        """Expected FLOPs per token in each stage."""
+        return tuple(mean_flops_per_token(self.arm, self.shape, one.schedule) for one in self.stages)
 
     @property
     def flops(self) -> Flops:

@@ -10,7 +10,7 @@ from pathlib import Path
 from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
-from steepen.recipe.paper_tables import recipe_of, with_constant_rate
+from steepen.recipe.paper_tables import AUTHORS_STORAGE, recipe_of, with_constant_rate
 from steepen.recipe.recipe import Recipe
 from steepen.recipe.recipe_file import read_recipe
 
@@ -26,6 +26,7 @@ class NamedRecipe:
 
     about: str
     change: Callable[[Arm, Recipe], Recipe]
+    settings: tuple[str, ...] = AUTHORS_STORAGE  # of a run's spec, as `--set` takes them
 
 
 def _fixed_rho(arm: Arm, recipe: Recipe) -> Recipe:
@@ -68,6 +69,10 @@ class RecipeChoice:
         """The recipe for an arm: its file's, else the named set's, else the paper's."""
         recipe = self.files.get(arm.name) or NAMED[self.name or "paper"].change(arm, recipe_of(arm))
         return self.at_tpp(recipe)
+
+    def settings(self, arm: Arm) -> tuple[str, ...]:
+        """What the named set changes in a run's spec besides hyperparameters; nothing for a file's recipe."""
+        return () if arm.name in self.files else NAMED[self.name or "paper"].settings
 
     def at_tpp(self, recipe: Recipe) -> Recipe:
         """The recipe at the chosen tokens per parameter, if any were."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
+import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +18,12 @@ from steepen.errors import SteepenError, is_out_of_memory, shorten
 from steepen.requests.command import command_function, shorten_types
 from steepen.requests.registry import VERBS, Verb
 from steepen.requests.request import Request, replace_fields
+from steepen.utils.files import DISK_FULL
 from steepen.utils.imports import code_from
 from steepen.utils.printable_stream import printable_output
 
+# OpenBLAS and torch were seen to wait forever with up to 1.5 GB, where a limit left no room for a thread.
+MIN_ADDRESS_SPACE = 2 << 30
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
@@ -144,6 +147,13 @@ def main(arguments: list[str] | None = None) -> int:
     except FileNotFoundError:  # libraries fail there with messages of their own
         _print_error("the current directory was removed; change to another one.")
         return 1
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if 0 <= space < MIN_ADDRESS_SPACE and {*words} - {"-h", "--help", "--version"} == {*words}:
+        _print_error(
+            f"the address space of a process is limited to {space >> 20:,} MiB here (`ulimit -v`); below "
+            f"{MIN_ADDRESS_SPACE >> 20:,} MiB libraries hang or end the program: raise the limit."
+        )
+        return 1
     try:
         with code_from(words, trust_all=trust), printable_output():
             root_command()(args=words, prog_name="steepen")
@@ -166,8 +176,8 @@ def main(arguments: list[str] | None = None) -> int:
         if debug:
             raise
         where = f" ({error.filename})" if error.filename else ""
-        if error.errno == errno.ENOSPC:
-            _print_error(f"the disk is full{where}; free some space and run the same command again.")
+        if error.errno in DISK_FULL:
+            _print_error(f"{DISK_FULL[error.errno]}{where}; free some space and run the same command again.")
         else:
             _print_error(f"{error.strerror or error}{where}.")
         return 1
@@ -179,7 +189,7 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        if isinstance(error, MemoryError) or ("torch" in sys.modules and is_out_of_memory(error)):
+        if is_out_of_memory(error):
             _print_error("out of memory; use smaller sizes, or a machine with more.")
             return 1
         reason = shorten(str(error))

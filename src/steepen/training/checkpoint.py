@@ -39,10 +39,11 @@ from steepen.training.state_files import (
     tensor_key,
 )
 from steepen.utils.codec import from_builtins
-from steepen.utils.files import file_version, follow_umask, sha256_of_file
+from steepen.utils.files import DISK_FULL, file_version, follow_umask, sha256_of_file
 from steepen.utils.json_io import read_json, with_checksum, without_checksum, write_json
 from steepen.utils.validate import MAX_WHOLE, require
 
+REPLACED = ".replaced-"  # before the name of a checkpoint whose successor is about to get it
 KINDS = ("regular", "growth", "final")
 STATE_FILE, META_FILE = file_name(0, 1), "checkpoint.json"
 AnyOptimizer = Optimizer | DistributedOptimizer
@@ -174,7 +175,7 @@ def write_checkpoint(
     """
     world = world or World()
     target = folder / f"{training_progress.step:08d}"
-    partial = folder / f".writing-{target.name}"
+    partial, replaced = folder / f".writing-{target.name}", folder / f"{REPLACED}{target.name}"
     name = file_name(world.rank, world.size)
     checksums: dict[str, str] = {}
 
@@ -195,11 +196,14 @@ def write_checkpoint(
             return
         write_json(partial / META_FILE, with_checksum({**asdict(training_progress), "files": checksums}))
         sync(partial)
-        # The same step saved again (as growth or final): the newer kind replaces it.
+        # The same step saved again (as growth or final): the newer kind replaces it. A process killed between
+        # the two renames leaves the older one to `remove_partial`.
         if os.path.lexists(target):
-            _remove(target)
+            _delete(replaced)
+            target.rename(replaced)
         partial.rename(target)
         sync(folder)
+        _delete(replaced)
 
     for stage in (make_directory, write_tensors, complete):
         result, problem = None, ""
@@ -216,9 +220,11 @@ def write_checkpoint(
         if problems:
             if world.is_main:
                 shutil.rmtree(partial, ignore_errors=True)
+            full = any(sign in problems[0] for n in DISK_FULL for sign in (os.strerror(n), f"(os error {n})"))
             raise SteepenError(
-                f"checkpoint {target} could not be written ({problems[0]}); free some disk space and run the "
-                "same command again: the run resumes from the checkpoint before it."
+                f"checkpoint {target} could not be written ({problems[0]}); "
+                f"{'free some disk space' if full else 'mend that'} and run the same command again: the run "
+                "resumes from the checkpoint before it."
             )
         if stage is write_tensors:
             checksums |= {file: checksum for file, checksum, _ in outcomes}
@@ -279,8 +285,14 @@ def rename_corrupt(checkpoint: Checkpoint | Path) -> Path:
 
 
 def remove_partial(folder: Path) -> None:
-    """Delete what a killed save or delete left behind."""
+    """Delete what a killed save or delete left behind, or restore a checkpoint that was being replaced."""
     if folder.is_dir():
+        for path in folder.glob(f"{REPLACED}*"):
+            target = path.with_name(path.name.removeprefix(REPLACED))
+            if os.path.lexists(target):
+                _delete(path)
+            else:
+                path.rename(target)
         for path in (*folder.glob(".writing-*"), *folder.glob(".removing-*")):
             _delete(path)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from steepen.errors import SteepenError, is_out_of_memory
 from steepen.model.network import Network
+from steepen.recipe.memory import automatic_micro_batch
 
 
 class OutOfMemory(SteepenError):
@@ -91,7 +92,8 @@ def _move_gradients(network: Network, sums: dict[str, Tensor]) -> None:
 class GradientAccumulator:
     """Computes gradients with a fixed micro-batch, or with the largest that fits.
 
-    Without a fixed size it starts from a guess and halves at each out-of-memory error, also after growth.
+    Without a fixed size it starts from a guess and halves at each out-of-memory error. `grown` says that the
+    network has grown since the fixed size was chosen: it is then the most, and halves too.
     """
 
     def __init__(
@@ -103,10 +105,13 @@ class GradientAccumulator:
         *,
         ranks: int = 1,
         sink: GradientSink | None = None,
+        grown: bool = False,
     ) -> None:
-        self.network, self.fixed, self.print_message = network, fixed, print_message
+        self.network, self.print_message = network, print_message
+        self.fixed = None if grown else fixed
         self.rows, self.ranks, self.sink = rows, ranks, sink  # rows of this rank
-        self.micro_batch = min(rows, fixed or first_guess(network, rows))
+        start = automatic_micro_batch(rows, network.shape.context, gpu=network.embedding.is_cuda)
+        self.micro_batch = min(rows, fixed or start)
 
     def __call__(self, inputs: Tensor, targets: Tensor, passes: int) -> Tensor:
         """Return the mean loss, or this rank's part of it; gradients are in `.grad`, or given to the sink."""
@@ -185,10 +190,3 @@ class GradientAccumulator:
 def largest_below(size: int, rows: int) -> int:
     """Largest divisor of `rows` that is at most size/2, so that all micro-batches are equal."""
     return max(d for d in range(1, max(1, size // 2) + 1) if rows % d == 0)
-
-
-def first_guess(network: Network, rows: int) -> int:
-    """Initial micro-batch: enough tokens to keep a GPU busy, or few enough for a CPU's caches."""
-    tokens = 65_536 if network.embedding.is_cuda else 8_192
-    limit = max(1, tokens // network.shape.context)
-    return max(d for d in range(1, min(rows, limit) + 1) if rows % d == 0)

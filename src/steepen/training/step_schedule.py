@@ -89,7 +89,7 @@ def learning_rate_factors(
     warmdown = round(warmdown_fraction * steps)
     if decay_to_zero:
         start, last = max(warmup, steps - warmdown), steps - 1
-        down = (last - step) / (last - start) if start < last else np.ones(steps)
+        down = (last - step) / max(1, last - start) if start <= last else np.ones(steps)
     else:
         down = (steps - step) / warmdown if warmdown else np.ones(steps)
     factors = np.minimum(1.0, np.minimum(up, down))
@@ -99,8 +99,11 @@ def learning_rate_factors(
 
 
 def build_schedule(spec: RunSpec) -> StepSchedule:
-    """Build the schedule of a run; random pass counts are drawn here, per step, from the run's seed."""
-    steps, hyper = spec.steps, spec.hyperparameters
+    """Build the schedule of a run; random pass counts are drawn here, per step, from the run's seed.
+
+    Of a run that stops early, the schedule is the beginning of the longer one.
+    """
+    steps, hyper = spec.planned_steps, spec.hyperparameters
     starts = stage_starts(spec.schedule, steps)
     passes, grown, evaluated = (np.zeros(steps, np.int64) for _ in range(3))
     capacity = 0
@@ -119,4 +122,5 @@ def build_schedule(spec: RunSpec) -> StepSchedule:
         rewarm_steps=spec.lr_schedule.rewarm_steps,
         growth_steps=grows.tolist(),
     )
-    return StepSchedule(factors, passes, grown, evaluated)
+    stop = spec.steps
+    return StepSchedule(factors[:stop], passes[:stop], grown[:stop], evaluated[:stop])

@@ -39,7 +39,7 @@ class TrainOptions:
     micro_batch: Annotated[
         int | Literal["auto"],
         Range(1, 10**9),
-        Option("Sequences per micro-batch; auto: the largest that fits.", EXECUTION),
+        Option("Sequences per micro-batch (fewer after growth, where needed); auto: what fits.", EXECUTION),
     ] = "auto"
     fused: Annotated[
         bool | None,
@@ -58,7 +58,8 @@ class TrainOptions:
     wait: Annotated[bool, Option("Wait while another process trains this run.", EXECUTION)] = False
     quiet: Annotated[bool | None, Option("Print no progress (the default in Python).", EXECUTION)] = None
     validate_every: Annotated[
-        Steps | None, Option("Steps between validations; the end is always validated.", CHECKPOINTS)
+        Steps | Literal["epoch"] | None,
+        Option("Steps between validations, or epoch; the end is always validated.", CHECKPOINTS),
     ] = None
     log_every: Annotated[
         Steps | None,

@@ -24,6 +24,7 @@ from steepen.execution.compile import compile_blocks
 from steepen.execution.select import ExecutionMode, choose_execution_mode
 from steepen.model.growth import grow
 from steepen.model.loss import mean_loss
+from steepen.model.stream_rms import watch_stream
 from steepen.optim.optimizer import Optimizer
 from steepen.recipe.flops import flops_per_token
 from steepen.runs.record import RunRecord, ValidationScore
@@ -288,6 +289,7 @@ class Trainer:
             print_message,
             ranks=world.size,
             sink=self.optimizer if isinstance(self.optimizer, DistributedOptimizer) else None,
+            grown=self.network.passes > spec.schedule.initial,
         )
         self.train_step = TrainStep(
             self.network,
@@ -308,8 +310,8 @@ class Trainer:
 
     def _loop(self) -> None:
         spec, schedule = self.spec, self.schedule
-        every, last = self.options.validate_every, self.scores[-1].step if self.scores else 0
-        if every and 0 < self.step < spec.steps and self.step % every == 0 and last != self.step:
+        last = self.scores[-1].step if self.scores else 0
+        if 0 < self.step < spec.steps and self._validation_due() and last != self.step:
             self._validate()  # a signal had interrupted this validation
         world = self.world
         with Prefetcher(
@@ -336,7 +338,7 @@ class Trainer:
         """Validate, save a checkpoint or stop, if due."""
         spec, options, step = self.spec, self.options, self.step
         ended = step == spec.steps
-        if options.validate_every and step % options.validate_every == 0 and not ended:
+        if not ended and self._validation_due():
             self._validate()
         if options.sample_every and (ended or step % options.sample_every == 0):
             self._sample()
@@ -380,6 +382,7 @@ class Trainer:
             assert isinstance(self.optimizer, Optimizer)
             self.optimizer.grow(self.network.named_parameters(), sources)
             self.train_step.reset()
+            self.accumulator.fixed = None  # the larger network may need a smaller micro-batch
             if self.mode.compiled:
                 compile_blocks(self.network)
         self.display.print(f"step {self.step:,}: grown from {before} to {passes} core passes.")
@@ -404,24 +407,48 @@ class Trainer:
         if isinstance(self.optimizer, ShardedOptimizer):
             self.optimizer.wait_for_weights()
 
+    def _validation_due(self) -> bool:
+        """Whether the run is validated after this step, which is not the last."""
+        every = self.options.validate_every
+        if every == "epoch":
+            return self.batches.epoch_of(self.step) > self.batches.epoch_of(self.step - 1)
+        return every is not None and self.step % every == 0
+
     def _validate(self) -> None:
         self.buffer.drain()
         self.timer.pause()
         passes = int(self.schedule.eval_passes[max(0, self.step - 1)])
         reduce = self.world.all_reduce_ if self.world.size > 1 else None
-        loss = mean_loss(self.network, self._validation_batches(), passes, sum_over_ranks=reduce)
+        with watch_stream(self.network, passes) as residual_rms:
+            found = mean_loss(
+                self.network,
+                self._validation_batches(),
+                passes,
+                apart=self.validation.end_of_text,
+                sum_over_ranks=reduce,
+            )
+        loss = found.loss
         if not math.isfinite(loss):
             raise Diverged(
                 f"the validation loss is {loss} after step {self.step:,}; lower the learning rate."
             )
-        score = ValidationScore(self.step, loss, self.validation.bits_per_byte(loss), passes)
-        self.scores.append(score)
-        values = {"validation_loss": loss, "bits_per_byte": score.bits_per_byte}
-        self.metrics.write(step=self.step, **values)
-        self.trackers.log(self.step, {"validation_loss": loss})
-        self.display.print(
-            f"step {self.step:,}: validation loss {loss:.4f}, {score.bits_per_byte:.4f} bits per byte."
+        since = self.metrics.losses[self.scores[-1].step if self.scores else 0 : self.step]
+        bits, epoch = self.validation.bits_per_byte(*found), self.batches.epoch_of(max(0, self.step - 1)) + 1
+        score = ValidationScore(
+            self.step,
+            loss,
+            bits,
+            passes,
+            epoch=epoch,
+            train_loss=sum(since) / len(since) if since else None,
+            residual_rms=residual_rms,
         )
+        self.scores.append(score)
+        values: dict[str, float] = {"validation_loss": loss, "bits_per_byte": bits, "epoch": epoch}
+        values |= {f"residual_rms/{section}": size for section, size in residual_rms.items()}
+        self.metrics.write(step=self.step, **values)
+        self.trackers.log(self.step, values)
+        self.display.print(f"step {self.step:,}: validation loss {loss:.4f}, {bits:.4f} bits per byte.")
 
     def _open_samples(self) -> SampleWriter | None:
         """The writer of samples, on every rank that takes part in them."""

@@ -35,6 +35,38 @@ class Range:
 
 
 @dataclass(frozen=True)
+class Distinct:
+    """Limits of a list: different items, so many at least; `Annotated[tuple[int, ...], Distinct(3)]`."""
+
+    least: int = 1
+    rising: bool = False
+
+    def __str__(self) -> str:
+        order = ", in rising order" if self.rising else ""
+        return f"a list without repeats, of at least {self.least}{order}"
+
+    def holds(self, items: Any) -> bool:
+        """Whether a list keeps the limits."""
+        enough = len(items) >= self.least and len(set(items)) == len(items)
+        return enough and (not self.rising or list(items) == sorted(items))
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Names that a text may be, after `spelled` has replaced other spellings by them."""
+
+    names: tuple[str, ...]
+    spelled: Callable[[str], str] = str
+
+    def __str__(self) -> str:
+        return f"one of {', '.join(self.names)}"
+
+    def holds(self, name: Any) -> bool:
+        """Whether it is one of the names."""
+        return name in self.names
+
+
+@dataclass(frozen=True)
 class Option:
     """How a field is shown and given: what it means, its panel in `--help`, its name on the command line."""
 
@@ -58,7 +90,11 @@ class _InvalidValue(UsageError):
 def to_builtins(value: Any) -> Any:
     """A dataclass as nested dicts and lists, ready for JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_builtins(getattr(value, field.name)) for field in _stored_fields(value)}
+        found: dict[str, Any] = {}
+        for field in _stored_fields(value):
+            item = to_builtins(getattr(value, field.name))
+            found |= item if field.metadata.get("rest") else {field.name: item}
+        return found
     if isinstance(value, tuple | list):
         return [to_builtins(item) for item in value]
     if isinstance(value, dict):
@@ -115,12 +151,30 @@ def _decoder(kind: Any) -> Decoder:
     return _exact_type(kind, nouns[kind])
 
 
+def check_fields(value: Any) -> None:
+    """Check and convert every field of a frozen dataclass by its annotation, in its `__post_init__`."""
+    kind = type(value)
+    for name, decoder in _field_decoders(kind).items():
+        try:
+            object.__setattr__(value, name, decoder(getattr(value, name)))
+        except _InvalidValue as invalid:
+            raise UsageError(f"{kind.__name__}.{name}{invalid.path} {invalid.message}") from None
+
+
+@functools.cache
+def _field_decoders(kind: type) -> dict[str, Decoder]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {field.name: _decoder(hints[field.name]) for field in _stored_fields(kind)}
+
+
 def _annotated(kind: Any, extras: tuple[Any, ...]) -> Decoder:
     """Decode the type itself, then apply limits; what else is annotated says how the value is shown."""
     inner = _decoder(kind)
-    limits = next((extra for extra in extras if isinstance(extra, Range)), None)
+    limits = next((extra for extra in extras if isinstance(extra, Range | Distinct | OneOf)), None)
     if limits is None:
         return inner
+    if not isinstance(limits, Range):
+        return _limited(inner, limits)
     whole = int in (kind, *typing.get_args(kind))
     accepted = f"a {'whole ' if whole else ''}number from {limits}"
 
@@ -131,6 +185,15 @@ def _annotated(kind: Any, extras: tuple[Any, ...]) -> Decoder:
         return number if inside else _reject(value, accepted)
 
     return decode_number
+
+
+def _limited(inner: Decoder, limits: Distinct | OneOf) -> Decoder:
+    def decode(value: Any) -> Any:
+        found = inner(value)
+        found = limits.spelled(found) if isinstance(limits, OneOf) else found
+        return found if limits.holds(found) else _reject(value, str(limits))
+
+    return decode
 
 
 def _exact_type(kind: Any, noun: str) -> Decoder:
@@ -159,9 +222,11 @@ def _int(value: Any) -> int:
 
 
 def _dataclass(kind: type) -> Decoder:
-    hints = typing.get_type_hints(kind, include_extras=True)
-    names = [field.name for field in _stored_fields(kind)]
-    decoders = [(name, _decoder(hints[name])) for name in names]
+    fields = {field.name: field for field in _stored_fields(kind)}
+    # A field with the metadata "rest" takes the names that are no fields; the class checks them.
+    rest = next((name for name, field in fields.items() if field.metadata.get("rest")), "")
+    names = [name for name in fields if name != rest]
+    decoders = [(name, _field_decoders(kind)[name]) for name in names]
     needed = {
         field.name
         for field in dataclasses.fields(kind)
@@ -178,7 +243,7 @@ def _dataclass(kind: type) -> Decoder:
         if aliases:
             value = _without_aliases(value, aliases)
         for name in value:
-            if name not in known:
+            if name not in known and not rest:
                 raise _InvalidValue(
                     f"has no field {show(name)}; the nearest are {nearest(str(name), names)}."
                 )
@@ -194,6 +259,8 @@ def _dataclass(kind: type) -> Decoder:
         if not needed <= arguments.keys():
             missing = next(name for name in names if name in needed and name not in arguments)
             raise _InvalidValue(f"lacks the field {missing!r}.")
+        if rest:
+            arguments[rest] = {str(name): item for name, item in value.items() if name not in known}
         return kind(**arguments)
 
     return decode

@@ -55,7 +55,8 @@ class PaperCorpus:
     validation: HubFiles
     train_tokens: int
     validation_tokens: int = 10_000_000
-    dedup_tokens: int = 64  # of a document's beginning, compared with those of the validation documents
+    dedup_tokens: int = 0  # of a document's beginning, compared with those of the validation documents
+    clip_validation: bool = False  # cut the last validation document at `validation_tokens`
 
 
 FINEWEB_REVISION = "9bb295ddab0e05d785b879661af7260fed5140fc"
@@ -65,6 +66,8 @@ PAPER_CORPORA = {
         train=HubFiles("sample/100BT", FINEWEB_REVISION),
         validation=HubFiles("sample/10BT", FINEWEB_REVISION),
         train_tokens=30_000_000_000,
+        dedup_tokens=64,
+        clip_validation=True,
     ),
     "fineweb-edu": PaperCorpus(
         train=HubFiles("sample/100BT", FINEWEB_EDU_REVISION, first=1),

@@ -18,11 +18,14 @@ from typing import Any, Literal, cast
 import yaml
 
 from steepen.errors import UsageError, nearest, show
+from steepen.evaluation.core.suite import CORE22
 from steepen.utils.files import read_text
 from steepen.utils.json_io import parse_json
 from steepen.utils.validate import is_whole
 from steepen.utils.yaml_io import load_yaml
 
+# `Bundle.identity` of nanochat's copy of DCLM's 22 tasks, on which the paper's scores were measured.
+CORE_IDENTITY = "d04b7d0f445115214d9f97b7363f66841560a5d3e78961a33157945d724123e1"
 CONFIG, BASELINES, DATA = "core.yaml", "eval_meta_data.csv", "eval_data"
 Kind = Literal["multiple_choice", "schema", "language_modeling"]
 KINDS: tuple[Kind, ...] = ("multiple_choice", "schema", "language_modeling")
@@ -116,6 +119,11 @@ class Bundle:
             for item in task.items:
                 digest.update(json.dumps([item.contexts, item.answers, item.gold]).encode())
         return digest.hexdigest()
+
+    @property
+    def altered_core(self) -> bool:
+        """Whether it has the 22 tasks of CORE, but with other examples or settings than published."""
+        return {task.label for task in self.tasks} >= set(CORE22) and self.identity != CORE_IDENTITY
 
     def task(self, label: str) -> Task:
         """A task by its label."""

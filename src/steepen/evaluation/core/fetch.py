@@ -10,12 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from steepen.errors import SteepenError, UsageError
-from steepen.evaluation.core.bundle import BadBundle, Bundle
+from steepen.evaluation.core.bundle import CORE_IDENTITY, BadBundle, Bundle
 from steepen.utils.files import open_without_links
 
 # nanochat's copy of DCLM's tasks; the address has no version, so the content is checked.
 ADDRESS = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
-IDENTITY = "d04b7d0f445115214d9f97b7363f66841560a5d3e78961a33157945d724123e1"  # `Bundle.identity`
 CHUNK = 1 << 20
 TIMEOUT = 60  # seconds without any data
 
@@ -24,7 +23,7 @@ def fetch_core(
     out: Path,
     address: str = ADDRESS,
     *,
-    identity: str | None = IDENTITY,
+    identity: str | None = CORE_IDENTITY,
     progress: Callable[[int, int | None], None] | None = None,
 ) -> Bundle:
     """Download and unpack the bundle into a new directory `out`; returns it opened.

@@ -54,6 +54,7 @@ class Example:
     sequences: tuple[Ids, ...]
     starts: tuple[int, ...]
     answer_start: int | None = None  # in the right candidate: where its answer NLL begins; None: its start
+    answer_bytes: int | None = None  # of the right answer, UTF-8; None where only a part of it is scored
 
     @property
     def spans(self) -> list[tuple[int, int]]:
@@ -140,7 +141,9 @@ class TaskEncoder:
         starts = [start - cut for start, cut in zip(starts, excess, strict=True)]
         if answer_start is not None:
             answer_start -= excess[item.gold]
-        example = Example(index, item.line, item.gold, cropped, tuple(starts), answer_start)
+        whole = self.whole_answer or not self.choosing
+        size = len(item.candidate(item.gold)[1].strip().encode()) if whole else None
+        example = Example(index, item.line, item.gold, cropped, tuple(starts), answer_start, size)
         for candidate, start in example.spans:
             if start < 1:
                 raise BadBundle(

@@ -24,6 +24,7 @@ class Outcome:
     chosen: int | None = None  # None for language modelling
     gold: int | None = None
     losses: tuple[float | None, ...] = ()
+    bits_per_byte: float | None = None  # of the right answer; None where only a part of it is scored
 
 
 def make_outcome(
@@ -34,6 +35,7 @@ def make_outcome(
     means: Sequence[float],
     exact: bool,
     answer_nll: float | None = None,
+    bits_per_byte: float | None = None,
 ) -> Outcome:
     """The outcome of an example from the mean losses of its candidates, or, for language modelling, `exact`.
 
@@ -43,14 +45,14 @@ def make_outcome(
     since comparisons with NaN are false.
     """
     if kind == "language_modeling":
-        return Outcome(index, line, exact, means[0])
+        return Outcome(index, line, exact, means[0], bits_per_byte=bits_per_byte)
     chosen = 0
     for candidate, value in enumerate(means):
         if value < means[chosen]:
             chosen = candidate
     losses = tuple(None if math.isnan(value) else value for value in means)
     nll = losses[gold] if answer_nll is None else answer_nll
-    return Outcome(index, line, chosen == gold, nll, chosen, gold, losses)
+    return Outcome(index, line, chosen == gold, nll, chosen, gold, losses, bits_per_byte)
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class SeedScore:
     seed: int
     accuracy: float
     nll: float
+    bits_per_byte: float | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class TaskScore:
     centered: float
     nll: float  # answer NLL: nats per token of the right answer, averaged over examples
     seeds: tuple[SeedScore, ...]
+    bits_per_byte: float | None = None  # of the right answer, averaged over examples
 
     @staticmethod
     def of(task: Task, outcomes: dict[int, Sequence[Outcome]]) -> TaskScore:
@@ -82,9 +86,12 @@ class TaskScore:
         seeds: list[SeedScore] = []
         for seed, examples in outcomes.items():
             losses = [example.nll for example in examples if example.nll is not None]
+            bits = [example.bits_per_byte for example in examples if example.bits_per_byte is not None]
             accuracy = sum(example.correct for example in examples) / len(examples)
-            seeds.append(SeedScore(seed, accuracy, math.fsum(losses) / max(1, len(losses))))
+            nll = math.fsum(losses) / max(1, len(losses))
+            seeds.append(SeedScore(seed, accuracy, nll, statistics.fmean(bits) if bits else None))
         accuracy = statistics.fmean(seed.accuracy for seed in seeds)
+        bits = [seed.bits_per_byte for seed in seeds if seed.bits_per_byte is not None]
         return TaskScore(
             task.label,
             task.kind,
@@ -95,6 +102,7 @@ class TaskScore:
             task.centered(accuracy),
             statistics.fmean(seed.nll for seed in seeds),
             tuple(seeds),
+            statistics.fmean(bits) if bits else None,
         )
 
     def centered_at(self, seed: int) -> float:
@@ -116,7 +124,8 @@ class SuiteScores:
         by_label = {task.label: task for task in self.tasks}
         if any(label not in by_label for label in labels) or not labels:
             return None
-        return statistics.fmean(getattr(by_label[label], field) for label in labels)
+        values = [getattr(by_label[label], field) for label in labels]
+        return None if None in values else statistics.fmean(values)
 
     @property
     def core22(self) -> float | None:
@@ -154,6 +163,7 @@ class SuiteScores:
             "core17": self.core17,
             "core17_seed_sd": _deviation(self.by_seed(CORE17)),
             "nll22": self.nll22,
+            "bits_per_byte22": self.mean(CORE22, "bits_per_byte"),
             "mean_centered": self.mean(labels),  # over the evaluated tasks
             "mean_nll": self.mean(labels, "nll"),
             "seeds": list(self.seeds),

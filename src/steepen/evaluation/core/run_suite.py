@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,7 +24,7 @@ from steepen.utils.files import open_regular, write_atomically
 from steepen.utils.json_io import parse_json
 
 PREFETCHED_JOBS = 3  # whose prompts are encoded before they are scored
-PROTOCOL = 2  # incremented whenever the same settings would give other scores
+PROTOCOL = 3  # incremented whenever the same settings would give other scores
 
 
 @dataclass(frozen=True)
@@ -224,9 +225,12 @@ class _JobScorer:
         for example in encoded.examples:
             means = [answers.mean(first + candidate) for candidate in range(len(example.sequences))]
             exact = bool(answers.exact[first])
-            nll = None if example.answer_start is None else answers.mean(first + len(means))
+            own = first + (example.gold if example.answer_start is None else len(means))  # the right answer's
+            nll = None if example.answer_start is None else answers.mean(own)
+            size, gold = example.answer_bytes, example.gold
+            bits = float(answers.loss[own]) / math.log(2) / size if size else None
             outcomes.append(
-                make_outcome(task.kind, example.index, example.line, example.gold, means, exact, nll)
+                make_outcome(task.kind, example.index, example.line, gold, means, exact, nll, bits)
             )
             first += len(example.spans)
         return outcomes
