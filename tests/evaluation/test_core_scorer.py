@@ -67,7 +67,7 @@ BOTH = pytest.mark.parametrize("convention", ["authors", "nanochat"])
 
 
 @BOTH
-@pytest.mark.parametrize("arm", ["vanilla", "loop-2", "untied-2", "deep-vanilla"])
+@pytest.mark.parametrize("arm", ["vanilla", "loop-2", "untied-2", "deep-vanilla", "vanilla+window=9"])
 def test_every_arm_scores_equal_the_reference(
     arm: str, convention: str, make_network: Make, tokenizer: Tokenizer, bundle: Bundle, tmp_path: Path
 ) -> None:

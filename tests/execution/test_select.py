@@ -31,7 +31,7 @@ def choose(
     compile: bool | None = None,
 ) -> ExecutionMode:
     return choose_execution_mode(
-        block, precision, device, flops_per_step=flops_per_step, fused=fused, compile=compile
+        block == "transformer", precision, device, flops_per_step=flops_per_step, fused=fused, compile=compile
     )
 
 

@@ -38,8 +38,14 @@ OPTIONS: dict[str, dict[str, Any]] = {  # arms with other model options
     "untied-2": {"rope_base": 500.0, "qk_scale": 1.2, "norm_eps": 1e-5, "residual_stream": "fp32"},
 }
 # Arms that generate 64 tokens, which takes a second each; `log.md` has the other arms.
-GENERATED = ("vanilla", "loop-2", "untied-grow", "random-loop-grow")
-CASES = [*sorted(ARMS), *(f"{arm} with options" for arm in OPTIONS)]
+GENERATED = ("vanilla", "loop-2", "untied-grow", "random-loop-grow", "vanilla+kv_heads=1+window=5")
+BLOCKS = [
+    "vanilla+kv_heads=1+window=5",
+    "loop-2+experts=4+shared_experts=1+kv_heads=3",
+    "vanilla+experts=3+active_experts=1+balance=none",
+    "vanilla+parallel=true+activation=relu2",
+]
+CASES = [*sorted(ARMS), *BLOCKS, *(f"{arm} with options" for arm in OPTIONS)]
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,12 @@ from steepen.model.network import Network
 
 GREEDY = Sampling(temperature=0)
 PROMPTS = [[5, 3, 9, 1, 7], [2], [8, 8, 4], [1, 2, 3, 4, 5, 6, 7, 8]]
+# Options of the block.
+BLOCKS = [
+    "vanilla+kv_heads=1+window=5",
+    "loop-2+experts=4+shared_experts=1",
+    "vanilla+parallel=true+activation=relu2",
+]
 
 
 def cached_logits(
@@ -40,7 +46,7 @@ def cached_logits(
     return torch.cat(parts, dim=1)
 
 
-@pytest.mark.parametrize("arm", sorted(ARMS))
+@pytest.mark.parametrize("arm", [*sorted(ARMS), *BLOCKS])
 @torch.no_grad()
 def test_cached_logits_equal_uncached_logits(arm: str, make_network: Callable[..., Network]) -> None:
     network = make_network(arm, dtype=torch.float64)
@@ -65,7 +71,7 @@ def test_slots_shared_by_passes_hold_less_and_change_the_logits(make_network: Ca
     assert difference[:, :5].max() < 1e-12 and difference[:, 5:].amax(-1).min() > 1e-6
 
 
-@pytest.mark.parametrize("arm", ["untied-grow", "random-loop-grow"])
+@pytest.mark.parametrize("arm", ["untied-grow", "random-loop-grow", *BLOCKS])
 def test_greedy_tokens_are_the_same_with_and_without_cache_and_in_a_padded_batch(
     arm: str, make_network: Callable[..., Network]
 ) -> None:

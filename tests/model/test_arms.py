@@ -124,8 +124,8 @@ class ReluSquaredBlock(TransformerBlock):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]: a custom block may leave `mask` out
         self, x: Tensor, rotary: Tensor
     ) -> Tensor:
-        x = x + self._attend(self._norm(x), rotary)
-        return x + (self._norm(x) @ self.gate_up[0].T).relu().square() @ self.down.T
+        x = x + self.residual * self.attention(self.norm(x), rotary)
+        return x + (self.norm(x) @ self.gate_up[0].T).relu().square() @ self.down.T
 
 
 def gated(h: Tensor | None, e: Tensor, alpha: float, norm: Norm) -> Tensor:

@@ -82,7 +82,9 @@ def assert_same_result(one: RunStore, other: RunStore, spec: RunSpec) -> None:
         ("save", 1), ("save", 2), ("save", 3), ("rename", 1), ("rename", 2), ("prune", 2), ("record", 1),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("arm", ["untied-grow", "untied-grow clipped", "random-loop-grow"])
+@pytest.mark.parametrize(
+    "arm", ["untied-grow", "untied-grow clipped", "random-loop-grow", "untied-grow+experts=4+window=9"]
+)
 def test_run_killed_at_any_point_ends_with_the_same_weights(
     arm: str, where: str, call: int, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

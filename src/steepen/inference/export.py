@@ -14,6 +14,7 @@ from steepen.evaluation.load import LoadedRun, load
 from steepen.inference.hf_tokenizer import TOKENIZER_FILE, hugging_face_tokenizer
 from steepen.inference.model_card import model_card
 from steepen.inference.weights import digest, hugging_face_weights, network_weights
+from steepen.utils.codec import to_builtins
 from steepen.utils.files import UNENCODABLE, follow_umask
 
 FORMATS = ("hf", "safetensors")
@@ -118,12 +119,15 @@ def network_config(run: LoadedRun) -> dict[str, Any]:
     """Sizes, boundary operators and multipliers, by the names of `modeling_steepen.SteepenConfig`."""
     network = run.network
     shape, arm, options = network.shape, network.arm, network.options
+    block = to_builtins(arm.block_options)
     return {
+        **{name: value for name, value in block.items() if name != "balance"},
+        "choice_bias": arm.block_options.experts is not None and arm.block_options.balance == "bias",
         "vocab_size": network.token_ids,
         "padded_vocab_size": shape.vocabulary,
         "hidden_size": shape.width,
         "num_attention_heads": shape.heads,
-        "intermediate_size": shape.mlp_width,
+        "intermediate_size": arm.block_options.mlp_width(shape),
         "max_position_embeddings": shape.context,
         "prelude_blocks": shape.allocation.prelude,
         "core_blocks": shape.allocation.core,

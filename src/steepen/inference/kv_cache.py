@@ -20,7 +20,7 @@ def supports_cache(network: Network) -> bool:
     """Whether the network's blocks take a mask and a cache slot; a custom block may not."""
 
     def takes_both(block: type) -> bool:
-        methods = [getattr(block, name, None) for name in ("forward", "forward_reference", "_attend")]
+        methods = [getattr(block, name, None) for name in ("forward", "forward_reference", "attention")]
         found = [inspect.signature(method).parameters for method in methods if method is not None]
         return all("mask" in names and "cache" in names for names in found)
 
@@ -43,14 +43,14 @@ class KVCache:
         *,
         share_passes: bool = False,
     ) -> None:
-        shape, device = network.shape, network.embedding.device
-        self.length = length
+        shape, device, options = network.shape, network.embedding.device, network.arm.block_options
+        self.length, self.window = length, options.window
         self.padded = any(padding)
         self.padding = torch.tensor(padding, device=device)  # (batch)
         self.index = torch.zeros(1, dtype=torch.long, device=device)  # of the next token
         self.span = length  # a single new token attends to the first `span` keys, up to its own
         numbers = _slot_numbers(network, passes, share_passes)
-        size = (max(numbers) + 1, 2, len(padding), shape.heads, length, shape.head_dim)
+        size = (max(numbers) + 1, 2, len(padding), options.heads(shape), length, shape.head_dim)
         self.storage = torch.zeros(size, dtype=network.branch_dtype, device=device)
         self.slots = [Slot(self, number) for number in numbers]
 
@@ -70,6 +70,8 @@ class KVCache:
             return TokenLayout(positions, None)
         visible = steps >= self.padding.view(-1, 1, 1, 1)  # keys that are not padding
         causal = torch.ones(time, time, dtype=torch.bool, device=steps.device).tril()
+        if self.window is not None:
+            causal = causal.triu(1 - self.window)
         # Padding sees itself: a query without any key would be NaN.
         alone = torch.eye(time, dtype=torch.bool, device=steps.device)
         return TokenLayout(positions, (causal & visible) | alone)
@@ -77,6 +79,8 @@ class KVCache:
     def _token_layout(self) -> TokenLayout:
         keys = torch.arange(self.span, device=self.padding.device)
         visible = (keys >= self.padding.unsqueeze(1)) & (keys <= self.index)
+        if self.window is not None:
+            visible = visible & (keys > self.index - self.window)
         return TokenLayout((self.index - self.padding).unsqueeze(1), visible[:, None, None, :])
 
     def advance(self, tokens: int) -> None:

@@ -18,6 +18,8 @@ from torch.nn import functional
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
+BIAS_SCALE = 0.025  # of the bias on the choice of experts
+
 
 class SteepenConfig(PretrainedConfig):
     """Sizes, boundary operators and multipliers of a network. `passes` may be changed when loading."""
@@ -52,6 +54,14 @@ class SteepenConfig(PretrainedConfig):
         qk_scale: float = 1.0,
         softcap: float | None = None,
         residual_stream: str = "fp32",
+        kv_heads: int | None = None,
+        window: int | None = None,
+        activation: str = "swiglu",
+        parallel: bool = False,
+        experts: int | None = None,
+        active_experts: int = 2,
+        shared_experts: int = 0,
+        choice_bias: bool = False,
         use_cache: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -59,7 +69,7 @@ class SteepenConfig(PretrainedConfig):
         self.padded_vocab_size = padded_vocab_size  # rows of the embedding and the head
         self.hidden_size = hidden_size
         self.num_attention_heads = num_attention_heads
-        self.num_key_value_heads = num_attention_heads
+        self.num_key_value_heads = kv_heads or num_attention_heads
         self.head_dim = hidden_size // num_attention_heads
         self.intermediate_size = intermediate_size
         self.max_position_embeddings = max_position_embeddings
@@ -82,6 +92,14 @@ class SteepenConfig(PretrainedConfig):
         self.qk_scale = qk_scale
         self.softcap = softcap
         self.residual_stream = residual_stream
+        self.kv_heads = kv_heads  # None: one matrix of queries, keys and values
+        self.window = window  # newest tokens that a query sees, itself included
+        self.activation = activation
+        self.parallel = parallel  # attention and MLP read the same normed input
+        self.experts = experts
+        self.active_experts = active_experts
+        self.shared_experts = shared_experts
+        self.choice_bias = choice_bias  # whether a bias is added to the choice of experts
         self.use_cache = use_cache
         kwargs.pop("num_hidden_layers", None)  # follows from the blocks and passes
         kwargs.setdefault("tie_word_embeddings", False)
@@ -109,18 +127,33 @@ def _rotate(x: Tensor, table: Tensor) -> Tensor:
 
 
 class SteepenBlock(nn.Module):
-    """Pre-norm attention with RoPE and QK norm, then a pre-norm SwiGLU."""
+    """Pre-norm attention with RoPE and QK norm, then a pre-norm MLP: a SwiGLU, another one, or experts."""
 
     def __init__(self, config: SteepenConfig) -> None:
         super().__init__()
-        width, hidden = config.hidden_size, config.intermediate_size
+        width, self.config = config.hidden_size, config
         self.heads, self.eps = config.num_attention_heads, config.norm_eps
         self.residual = config.residual_multiplier
         self.scale = config.qk_scale * config.head_dim**-0.5
-        self.qkv_proj = nn.Linear(width, 3 * width, bias=False)
+        if config.kv_heads is None:
+            self.qkv_proj = nn.Linear(width, 3 * width, bias=False)
+        else:
+            self.q_proj = nn.Linear(width, width, bias=False)
+            self.kv_proj = nn.Linear(width, 2 * config.kv_heads * config.head_dim, bias=False)
         self.o_proj = nn.Linear(width, width, bias=False)
-        self.gate_up_proj = nn.Linear(width, 2 * hidden, bias=False)
-        self.down_proj = nn.Linear(hidden, width, bias=False)
+        # intermediate_size is the width of the MLP, or of one expert.
+        hidden, experts = config.intermediate_size, config.experts
+        parts = 2 if config.activation == "swiglu" else 1
+        dense = hidden if experts is None else config.shared_experts * hidden
+        if dense:
+            self.gate_up_proj = nn.Linear(width, parts * dense, bias=False)
+            self.down_proj = nn.Linear(dense, width, bias=False)
+        if experts is not None:
+            self.router = nn.Linear(width, experts, bias=False)
+            self.expert_gate_up_proj = nn.Linear(width, experts * parts * hidden, bias=False)
+            self.expert_down_proj = nn.Linear(hidden, experts * width, bias=False)
+            if config.choice_bias:
+                self.choice_bias = nn.Parameter(torch.zeros(experts))
 
     def forward(
         self,
@@ -131,20 +164,71 @@ class SteepenBlock(nn.Module):
         layer: int = 0,
     ) -> Tensor:
         """Add attention and MLP to the residual stream x; the branches have the dtype of `rotary`."""
-        dtype = rotary.dtype
-        qkv = self.qkv_proj(_norm(x, self.eps).to(dtype))
-        query, key, value = qkv.unflatten(-1, (3, self.heads, -1)).unbind(-3)
+        normed = _norm(x, self.eps).to(rotary.dtype)
+        attended = self._attention(normed, rotary, mask, cache, layer)
+        if self.config.parallel:
+            return x + self.residual * (attended + self._mlp(normed))
+        x = x + self.residual * attended
+        return x + self.residual * self._mlp(_norm(x, self.eps).to(rotary.dtype))
+
+    def _attention(
+        self, x: Tensor, rotary: Tensor, mask: Callable[[int], Tensor | None], cache: Any, layer: int
+    ) -> Tensor:
+        if self.config.kv_heads is None:
+            query, key, value = self.qkv_proj(x).unflatten(-1, (3, self.heads, -1)).unbind(-3)
+        else:
+            query = self.q_proj(x).unflatten(-1, (self.heads, -1))
+            key, value = self.kv_proj(x).unflatten(-1, (2, self.config.kv_heads, -1)).unbind(-3)
         query, key = (_norm(_rotate(part, rotary), self.eps) for part in (query, key))
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         if cache is not None:
             key, value = cache.update(key, value, layer)
         visible = mask(key.shape[2])
         attended = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=visible, is_causal=visible is None, scale=self.scale
+            query,
+            key,
+            value,
+            attn_mask=visible,
+            is_causal=visible is None,
+            scale=self.scale,
+            enable_gqa=self.config.kv_heads is not None,
         )
-        x = x + self.residual * self.o_proj(attended.transpose(1, 2).flatten(-2))
-        gate, up = self.gate_up_proj(_norm(x, self.eps).to(dtype)).chunk(2, dim=-1)
-        return x + self.residual * self.down_proj(functional.silu(gate) * up)
+        return self.o_proj(attended.transpose(1, 2).flatten(-2))
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        if self.config.experts is None:
+            return self._dense(x, self.gate_up_proj.weight, self.down_proj.weight)
+        routed = self._routed(x)
+        if self.config.shared_experts:
+            routed = routed + self._dense(x, self.gate_up_proj.weight, self.down_proj.weight)
+        return routed
+
+    def _dense(self, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        hidden = functional.linear(x, gate_up)
+        if self.config.activation == "relu2":
+            return functional.linear(functional.relu(hidden).square(), down)
+        gate, up = hidden.chunk(2, dim=-1)
+        return functional.linear(functional.silu(gate) * up, down)
+
+    def _routed(self, x: Tensor) -> Tensor:
+        """Each token through the experts that its scores choose, weighted by them."""
+        active, experts = self.config.active_experts, self.config.experts
+        tokens = x.flatten(0, -2)
+        scores = self.router(tokens).to(torch.promote_types(x.dtype, torch.float32))
+        choice = scores.softmax(-1) + BIAS_SCALE * self.choice_bias if self.config.choice_bias else scores
+        chosen = choice.topk(active, dim=-1).indices
+        if active == 1:
+            weights = scores.softmax(-1).gather(-1, chosen)
+        else:
+            weights = scores.gather(-1, chosen).softmax(-1)
+        gate_up = self.expert_gate_up_proj.weight.chunk(experts)
+        down = self.expert_down_proj.weight.chunk(experts)
+        found = torch.zeros_like(tokens)
+        for number in range(experts):
+            rows, place = (chosen == number).nonzero(as_tuple=True)
+            part = self._dense(tokens[rows], gate_up[number], down[number])
+            found[rows] += weights[rows, place].to(x.dtype).unsqueeze(-1) * part
+        return found.view_as(x)
 
 
 class SteepenPreTrainedModel(PreTrainedModel):
@@ -215,7 +299,7 @@ class SteepenModel(SteepenPreTrainedModel):
 
         def mask(keys: int) -> Tensor | None:
             if keys not in masks:
-                masks[keys] = _attention_mask(attention_mask, past, time, keys, device, dtype)
+                masks[keys] = _attention_mask(attention_mask, past, time, keys, device, dtype, config.window)
             return masks[keys]
 
         layer = 0
@@ -334,7 +418,13 @@ class SteepenForCausalLM(SteepenPreTrainedModel, GenerationMixin):
 
 
 def _attention_mask(
-    given: Tensor | None, past: int, time: int, keys: int, device: torch.device, dtype: torch.dtype
+    given: Tensor | None,
+    past: int,
+    time: int,
+    keys: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    window: int | None,
 ) -> Tensor | None:
     """Mask (batch or 1, 1, time, keys), True where a query sees a key; None if plain causal is meant.
 
@@ -342,11 +432,13 @@ def _attention_mask(
     """
     if given is not None and given.ndim == 4:
         return given[..., :keys] if given.dtype == torch.bool else given[..., :keys].to(dtype)
-    if given is None and past == 0 and keys == time:
+    if given is None and past == 0 and keys == time and (window is None or window >= time):
         return None
     query = torch.arange(past, past + time, device=device).unsqueeze(1)
     key = torch.arange(keys, device=device)
     visible = (key <= query).expand(1, 1, time, keys)
+    if window is not None:
+        visible = visible & (key > query - window)
     if given is None:
         return visible
     real = functional.pad(given.bool(), (0, max(0, keys - given.shape[1])))[:, :keys]

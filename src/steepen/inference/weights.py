@@ -14,7 +14,17 @@ from steepen.errors import SteepenError, UsageError
 from steepen.model.network import Network
 
 # Matrices of a block: our stacks (count, out, in) and the linear layers of modeling_steepen.py.
-LAYERS = {"qkv": "qkv_proj", "out": "o_proj", "gate_up": "gate_up_proj", "down": "down_proj"}
+LAYERS = {
+    "qkv": "qkv_proj",
+    "query": "q_proj",
+    "key_value": "kv_proj",
+    "out": "o_proj",
+    "gate_up": "gate_up_proj",
+    "down": "down_proj",
+    "router": "router",
+    "expert_gate_up": "expert_gate_up_proj",
+    "expert_down": "expert_down_proj",
+}
 STACKS = {"qkv": 3, "gate_up": 2}
 
 
@@ -23,12 +33,15 @@ def hugging_face_name(name: str) -> str:
     if name in ("embedding", "head"):
         return "model.embed_tokens.weight" if name == "embedding" else "lm_head.weight"
     block, _, matrix = name.rpartition(".")
-    return f"model.{block}.{LAYERS[matrix]}.weight"
+    return f"model.{block}.{LAYERS[matrix]}.weight" if matrix in LAYERS else f"model.{name}"
 
 
 def hugging_face_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights by the names of modeling_steepen.py; stacks become one matrix."""
-    return {hugging_face_name(name): value.flatten(0, -2).contiguous() for name, value in weights.items()}
+    return {
+        hugging_face_name(name): (value.flatten(0, -2) if value.ndim > 1 else value).contiguous()
+        for name, value in weights.items()
+    }
 
 
 def from_hugging_face(weights: Mapping[str, Tensor], network: Network) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from steepen.errors import UsageError, nearest
+from steepen.model.block_options import BlockOptions
 from steepen.model.shape import MAX_BLOCKS, BlockAllocation, Shape, SizeRule
 from steepen.utils.formatting import printable
 from steepen.utils.imports import object_name
@@ -192,6 +193,7 @@ class Arm:
     about: str = ""
     norm_prelude: bool = False  # e ← Norm(e) after the prelude
     backprop_passes: int | None = None  # of a tied core: gradients flow through the last so many passes only
+    block_options: BlockOptions = field(default_factory=BlockOptions)  # of the built-in block
 
     if TYPE_CHECKING:
 
@@ -209,6 +211,7 @@ class Arm:
             about: str = "",
             norm_prelude: bool = False,
             backprop_passes: int | None = None,
+            block_options: BlockOptions = ...,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -227,8 +230,16 @@ class Arm:
         require(
             trained, "Arm", "backprop_passes", self.backprop_passes, "null for untied cores: none is skipped"
         )
+        accepted = f"left out: the custom block {self.block} decides"
+        options = self.block == "transformer" or self.block_options.standard
+        require(options, "Arm", "block_options", self.block_options, accepted)
         if not self.title:
             object.__setattr__(self, "title", self.name)
+
+    @property
+    def standard_block(self) -> bool:
+        """Whether the blocks are the paper's, which the fused kernels run."""
+        return self.block == "transformer" and self.block_options.standard
 
     @property
     def custom_code(self) -> tuple[str, ...]:

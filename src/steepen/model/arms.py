@@ -8,6 +8,7 @@ from typing import Any
 
 from steepen.errors import UsageError, nearest, shorten
 from steepen.model.arm import AllocationRule, Arm, PassSchedule
+from steepen.model.block_options import parse_block_options
 from steepen.utils.imports import import_object, trust_code
 
 NORM_AND_INJECT = "norm+inject"
@@ -157,13 +158,16 @@ _ALIASES = {arm_key(name): arm for name, arm in PAPER_NAMES.items()}
 
 
 def find_arm(name: str | Arm | type) -> Arm:
-    """Find an arm: a row of the table, one of the paper's names, a family with its K (loop-3),
-    "module:attribute", an Arm itself, or the class of a block, which makes a vanilla arm of that block.
+    """Find an arm: a row of the table, one of the paper's names, a family with its K (loop-3), each also with
+    options of its block (vanilla+kv_heads=4); "module:attribute", an Arm itself, or the class of a block,
+    which makes a vanilla arm of that block.
     """
     if isinstance(name, Arm):
         return _with_own_title(name)
     if isinstance(name, type):
         return _from_block(name)
+    if "=" in name.partition("+")[2]:
+        return _with_block_options(name)
     if ":" in name:
         return _from_module(name)
     key = arm_key(name)
@@ -184,6 +188,15 @@ def find_arm(name: str | Arm | type) -> Arm:
 def paper_names(arm: str) -> list[str]:
     """Other names of an arm of the table, as the paper and its authors' tables write them."""
     return [name for name, own in PAPER_NAMES.items() if own == arm]
+
+
+def _with_block_options(name: str) -> Arm:
+    """An arm with options of its block: operator-1+kv_heads=4+window=256."""
+    base, *settings = (part.strip() for part in name.split("+"))
+    arm, options = find_arm(base), parse_block_options(settings)
+    name = "+".join([arm.name, *settings])
+    title = ", ".join([arm.title, *(setting.replace("_", " ").replace("=", " ") for setting in settings)])
+    return replace(arm, name=name, title=title, block_options=options)
 
 
 def _from_module(path: str) -> Arm:

@@ -80,8 +80,7 @@ class TransformerBlock(nn.Module):
         self.gate_up = nn.Parameter(torch.empty(2, hidden, width))
         self.down = nn.Parameter(torch.empty(width, hidden))
 
-    @staticmethod
-    def attention_flops(shape: Shape, context: int) -> int:
+    def attention_flops(self, shape: Shape, context: int) -> int:
         """Attention FLOPs per token (scores and values), forward and backward, over (context + 1)/2 keys."""
         return 6 * shape.width * (context + 1)
 
@@ -107,29 +106,44 @@ class TransformerBlock(nn.Module):
         """
         dtype = rotary.dtype
         slot = () if cache is None else (cache,)
-        x = x + self._attend(self._norm(x).to(dtype), rotary, mask, *slot)
-        gate, up = linear(self._norm(x).to(dtype), self.gate_up).chunk(2, dim=-1)
-        return x + self.residual * linear(functional.silu(gate) * up, self.down)
+        x = x + self.residual * self.attention(self.norm(x).to(dtype), rotary, mask, *slot)
+        return x + self.residual * self.mlp(self.norm(x).to(dtype))
 
-    def _attend(
+    def attention(
         self, x: Tensor, rotary: Tensor, mask: Tensor | None = None, cache: CacheSlot | None = None
     ) -> Tensor:
-        query, key, value = linear(x, self.qkv).unflatten(-1, (3, self.heads, -1)).unbind(-3)
-        query, key = (self._norm(rotate(part, rotary)) for part in (query, key))
+        """The attention branch of normed hidden states: (batch, time, width) → the same shape."""
+        query, key, value = self.project(x)
+        query, key = (self.norm(rotate(part, rotary)) for part in (query, key))
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         if cache is not None:
             key, value = cache.append(key, value)
-        attended = functional.scaled_dot_product_attention(
+        return linear(self.attend(query, key, value, mask).transpose(1, 2).flatten(-2), self.out)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, (batch, time, heads, head_dim)."""
+        query, key, value = linear(x, self.qkv).unflatten(-1, (3, self.heads, -1)).unbind(-3)
+        return query, key, value
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention of (batch, heads, time, head_dim), causal or by the mask; keys may have fewer heads."""
+        return functional.scaled_dot_product_attention(
             query,
             key,
             value,
             attn_mask=mask,
             is_causal=mask is None,
             scale=self.attention_scale,
+            enable_gqa=key.shape[1] != query.shape[1],
         )
-        return self.residual * linear(attended.transpose(1, 2).flatten(-2), self.out)
 
-    def _norm(self, x: Tensor) -> Tensor:
+    def mlp(self, x: Tensor) -> Tensor:
+        """The MLP branch of normed hidden states: (batch, time, width) → the same shape."""
+        gate, up = linear(x, self.gate_up).chunk(2, dim=-1)
+        return linear(functional.silu(gate) * up, self.down)
+
+    def norm(self, x: Tensor) -> Tensor:
+        """RMSNorm without gain, over the last dimension."""
         return functional.rms_norm(x, x.shape[-1:], eps=self.eps)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
-from steepen.model.block import find_block
+from steepen.model.arm import Arm
+from steepen.model.block_variant import make_block
 from steepen.model.config import ModelOptions, Multipliers
 from steepen.model.network import Network
 from steepen.model.shape import Shape
@@ -24,27 +26,31 @@ class ModuleCount:
     head_flops: int
 
 
-def count_block(block: str, shape: Shape) -> tuple[int, int, int]:
-    """A block's stored parameters, matrix parameters, and attention FLOPs per token."""
-    kind = find_block(block)
+def active_matrices(block: nn.Module) -> int:
+    """Parameters of the matrices that a token is multiplied by: all, unless the block says otherwise."""
+    own = getattr(block, "active_parameters", None)
+    return sum(p.numel() for p in block.parameters() if p.ndim >= 2) if own is None else own()
+
+
+def count_block(arm: Arm, shape: Shape) -> tuple[int, int, int]:
+    """Stored parameters of an arm's block, those of active matrices, and attention FLOPs per token."""
     with torch.device("meta"):
-        parameters = list(kind(shape, Multipliers(), ModelOptions()).parameters())
-    matrices = sum(p.numel() for p in parameters if p.ndim >= 2)
-    return sum(p.numel() for p in parameters), matrices, kind.attention_flops(shape, shape.context)
+        block = make_block(arm, shape, Multipliers(), ModelOptions())
+    stored = sum(p.numel() for p in block.parameters())
+    return stored, active_matrices(block), block.attention_flops(shape, shape.context)
 
 
 def count(network: Network, passes: int | None = None) -> ModuleCount:
     """Count a network (on any device, meta included) at a number of core passes."""
     passes = network.passes if passes is None else passes
-    applied: list[nn.Module] = [*network.prelude, *network.coda]
+    applied: list[Any] = [*network.prelude, *network.coda]
     for core in network.applied_cores(passes):
         applied.extend(core)
-    matrices = sum(p.numel() for block in applied for p in block.parameters() if p.ndim >= 2)
-    shape = network.shape
+    matrices, shape = sum(map(active_matrices, applied)), network.shape
     return ModuleCount(
         stored=sum(p.numel() for p in network.parameters()),
         compute_active=matrices + network.head.numel(),
         matmul_flops=6 * matrices,
-        attention_flops=len(applied) * find_block(network.arm.block).attention_flops(shape, shape.context),
+        attention_flops=sum(block.attention_flops(shape, shape.context) for block in applied),
         head_flops=6 * network.head.numel(),
     )

@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from steepen.errors import UsageError
 from steepen.model.arm import Arm
-from steepen.model.block import CacheSlot, call_custom_block, find_block, linear, rotary_table
+from steepen.model.block import CacheSlot, call_custom_block, linear, rotary_table
+from steepen.model.block_variant import VariantBlock, make_block
 from steepen.model.boundary import Boundary, find_boundary, normalize_and_inject
 from steepen.model.config import ModelOptions, Multipliers
 from steepen.model.loss import linear_cross_entropy, sum_of_losses
@@ -134,8 +135,9 @@ class Network(nn.Module):
 
     def new_blocks(self, blocks: int) -> nn.ModuleList:
         """Build a list of blocks of this arm's class."""
-        block = find_block(self.arm.block)
-        made = nn.ModuleList(block(self.shape, self.multipliers, self.options) for _ in range(blocks))
+        made = nn.ModuleList(
+            make_block(self.arm, self.shape, self.multipliers, self.options) for _ in range(blocks)
+        )
         buffers = [name for name, _ in made.named_buffers()]
         if buffers:  # empty after building on the meta device, and checkpoints hold parameters only
             raise UsageError(
@@ -157,6 +159,9 @@ class Network(nn.Module):
         `loss_weight` multiplies the mean cross-entropy: a micro-batch's fraction of the global batch. With
         `apart` two losses are returned, (2,): the mean, and the sum over targets that are this token.
         """
+        for block in self.blocks() if self.arm.block_options.experts else ():
+            if isinstance(block, VariantBlock):
+                block.loss_weight = loss_weight
         hidden = self.hidden_states(tokens, passes)
         if targets is None:
             return self.logits(hidden)
@@ -186,11 +191,15 @@ class Network(nn.Module):
         dtype = self.branch_dtype
         if layout is None:
             # The fused path applies RoPE in fp32 whatever the compute dtype.
-            exact = self.fused is not None and self.arm.block == "transformer"
+            exact = self.fused is not None and self.arm.standard_block
             table = self.rotary[:, : tokens.shape[-1]].contiguous()
             rotary, rest = table if exact else table.to(dtype), ()
         else:
-            rotary, rest = self.rotary[:, layout.positions].to(dtype), (layout.mask,)
+            mask, window = layout.mask, self.arm.block_options.window
+            if mask is not None and window is not None and cache is None:  # a cache knows its keys' positions
+                distance = layout.positions[:, None, :, None] - layout.positions[:, None, None, :]
+                mask = mask & (distance < window)
+            rotary, rest = self.rotary[:, layout.positions].to(dtype), (mask,)
 
         apply = call_custom_block(self.arm.block) if ":" in self.arm.block else nn.Module.__call__
         slots = None if cache is None else iter(cache)

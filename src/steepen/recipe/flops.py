@@ -60,17 +60,26 @@ class BlockCost:
     stored: int
     matrices: int  # parameters that multiply every token
     attention_flops: int  # per token at the shape's context, forward and backward
+    idle: int = 0  # parameters of the experts that a token does not use
 
 
 def block_cost(arm: Arm, shape: Shape) -> BlockCost:
     """Cost of one block of an arm: in closed form, or counted from the module for a custom block."""
-    if arm.block == "transformer":
-        # Q, K, V, O and the three SwiGLU matrices
-        parameters = 4 * shape.width**2 + 3 * shape.width * shape.mlp_width
-        return BlockCost(parameters, parameters, 6 * shape.width * (shape.context + 1))
-    from steepen.model.count import count_block
+    if arm.block != "transformer":
+        from steepen.model.count import count_block
 
-    return BlockCost(*count_block(arm.block, shape))
+        return BlockCost(*count_block(arm, shape))
+    width, options = shape.width, arm.block_options
+    # Q and O, K and V, then the matrices of the MLP: three of a SwiGLU.
+    attention = 2 * width**2 + 2 * width * options.heads(shape) * shape.head_dim
+    mlp = (3 if options.activation == "swiglu" else 2) * width * options.mlp_width(shape)
+    keys = round(12 * width * options.visible_keys(shape.context))
+    if options.experts is None:
+        return BlockCost(attention + mlp, attention + mlp, keys)
+    router, idle = options.experts * width, (options.experts - options.active_experts) * mlp
+    active = attention + router + (options.active_experts + options.shared_experts) * mlp
+    bias = options.experts if options.balance == "bias" else 0
+    return BlockCost(active + idle + bias, active, keys, idle)
 
 
 def head_parameters(shape: Shape) -> int:
@@ -83,6 +92,15 @@ def stored_parameters(arm: Arm, shape: Shape, passes: int) -> int:
     return block_cost(arm, shape).stored * arm.stored_blocks(shape.allocation, passes) + 2 * head_parameters(
         shape
     )
+
+
+def recipe_parameters(arm: Arm, shape: Shape, passes: int) -> int:
+    """The N of tokens per parameter and of the learning-rate rule: N_s, of experts those that a token uses.
+
+    All experts of an arm then train on as many tokens as the dense MLP whose FLOPs they cost.
+    """
+    idle = block_cost(arm, shape).idle * arm.stored_blocks(shape.allocation, passes)
+    return stored_parameters(arm, shape, passes) - idle
 
 
 def compute_active_parameters(arm: Arm, shape: Shape, passes: int) -> int:

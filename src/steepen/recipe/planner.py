@@ -137,7 +137,7 @@ class Plan:
             "flops_per_token": (flops * (1 / planned.tokens)).to_dict(),
             "phases": phases,
             "tokens": planned.tokens,
-            "tokens_per_parameter": planned.tokens / planned.initial_stored_parameters,
+            "tokens_per_parameter": planned.tokens / planned.recipe_parameters,
             "batch_tokens": planned.batch_tokens,
             "steps": planned.steps,
             "growth_step": planned.growth_step,
@@ -314,7 +314,7 @@ def _warnings(
             f"the learning-rate exponent {recipe.learning_rate_exponent:+.1f} was fitted at d8-d12 at most; "
             f"at d{depth} it is extrapolated."
         )
-    tpp = planned.tokens / planned.initial_stored_parameters
+    tpp = planned.tokens / planned.recipe_parameters
     growth = planned.flops.matrix / planned.tokens / planned.stage_flops[0].matrix  # 1 if nothing grows
     if abs(math.log(tpp * growth / recipe.tpp)) > math.log(1.25):
         found.append(

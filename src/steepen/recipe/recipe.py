@@ -13,6 +13,7 @@ from steepen.recipe.flops import (
     Flops,
     flops_per_token,
     mean_flops_per_token,
+    recipe_parameters,
     run_flops,
     stage_starts,
     stored_parameters,
@@ -92,8 +93,8 @@ class Recipe:
     def learning_rate(self, arm: Arm, depth: int, size_rule: SizeRule | None = None) -> float:
         """The learning rate at a depth, by the anchored rule."""
         anchor = self.base.learning_rate if self.learning_rate_base is None else self.learning_rate_base
-        size = stored_parameters(arm, arm.shape(depth, size_rule), arm.passes.initial)
-        base = stored_parameters(arm, arm.shape(self.base_depth, size_rule), arm.passes.initial)
+        size = recipe_parameters(arm, arm.shape(depth, size_rule), arm.passes.initial)
+        base = recipe_parameters(arm, arm.shape(self.base_depth, size_rule), arm.passes.initial)
         return anchor * (base / size) ** -self.learning_rate_exponent  # the authors' order of operations
 
     def hyperparameters(self, arm: Arm, depth: int, size_rule: SizeRule | None = None) -> Hyperparameters:
@@ -106,7 +107,7 @@ class Recipe:
         if rule.by == "width":
             size, base = (float(shape.width) for shape in shapes)
         else:
-            size, base = (float(stored_parameters(arm, shape, arm.passes.initial)) for shape in shapes)
+            size, base = (float(recipe_parameters(arm, shape, arm.passes.initial)) for shape in shapes)
         value = getattr(self.base, rule.hyperparameter) * (size / base) ** rule.exponent
         return min(1.0, value) if rule.hyperparameter == "warmdown_fraction" else value
 
@@ -145,7 +146,7 @@ class Recipe:
         shape = arm.shape(depth, size_rule)
         fraction = self.growth_fraction(arm, shape) if rho is None else rho
         schedule = arm.passes.resolve(fraction)
-        reference = self.tpp * stored_parameters(arm, shape, arm.passes.initial)
+        reference = self.tpp * recipe_parameters(arm, shape, arm.passes.initial)
         without = flops_per_token(arm, shape, arm.passes.initial).matrix
         tokens = reference * without / mean_flops_per_token(arm, shape, schedule).matrix
         return self._plan(arm, shape, size_rule, schedule, fraction, tokens)
@@ -180,7 +181,7 @@ class Recipe:
         self, arm: Arm, shape: Shape, flops: float | None, tokens: float | None, count: FlopCount
     ) -> float:
         """Tokens per parameter that a budget would buy without growth."""
-        stored = stored_parameters(arm, shape, arm.passes.initial)
+        stored = recipe_parameters(arm, shape, arm.passes.initial)
         if tokens is None:
             assert flops is not None
             return flops / flops_per_token(arm, shape, arm.passes.initial).counted(count) / stored
@@ -259,5 +260,10 @@ class PlannedRun:
 
     @property
     def initial_stored_parameters(self) -> int:
-        """What the network stores at the start; TPP and the learning-rate rule are by this count."""
+        """What the network stores at the start."""
         return stored_parameters(self.arm, self.shape, self.schedule.initial)
+
+    @property
+    def recipe_parameters(self) -> int:
+        """The count at the start that TPP and the learning-rate rule are by."""
+        return recipe_parameters(self.arm, self.shape, self.schedule.initial)

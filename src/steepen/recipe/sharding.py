@@ -53,7 +53,7 @@ def busiest_owner(planned: PlannedRun, gpus: int) -> Ownership:
     """What the rank with the most state owns at the end of the run; an equal share for custom blocks."""
     shape = planned.shape
     tables = 2.0 * shape.vocabulary * shape.width
-    if planned.arm.block != "transformer":
+    if not planned.arm.standard_block:
         return Ownership((planned.stored_parameters - tables) / gpus, tables / gpus)
     pieces = assign_owners(parameter_shapes(planned.arm, shape, planned.schedule.max_passes), gpus)
     owned = [owned_by(pieces, rank).values() for rank in range(gpus)]

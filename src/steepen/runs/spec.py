@@ -21,6 +21,7 @@ import yaml
 
 from steepen.errors import UsageError, nearest
 from steepen.model.arm import OWN_CODE, Arm, PassSchedule
+from steepen.model.block_options import BlockOptions
 from steepen.model.config import ModelOptions
 from steepen.model.shape import Shape
 from steepen.optim.config import LRScheduleConfig, OptimizerConfig
@@ -248,8 +249,8 @@ def override(spec: RunSpec, settings: Iterable[str]) -> RunSpec:
 
     `optimizer=NAME` chooses one of `OptimizerConfig.named`; later settings may change its fields.
     `stop_after=N` takes the first N steps only and leaves the schedules as they are. The tuned
-    hyperparameters may be named under `optimizer` or `hyperparameters`, the model's options under `model` or
-    `options` (the field of the spec), and all of them bare where unambiguous.
+    hyperparameters may be named under `optimizer` or `hyperparameters`, the options of model and block under
+    `model` (`options` and `block` too), and all of them bare where unambiguous.
     """
     kind = spec.optimizer.kind
     for setting in settings:
@@ -268,7 +269,10 @@ def override(spec: RunSpec, settings: Iterable[str]) -> RunSpec:
             spec = from_builtins(RunSpec, {**spec.to_dict(), **shortened}, "spec")
             continue
         section, name = _locate(key.strip())
-        if section is None:
+        if section == "block":
+            block = from_builtins(BlockOptions, {**to_builtins(spec.arm.block_options), name: value}, "block")
+            spec = replace(spec, arm=replace(spec.arm, block_options=block))
+        elif section is None:
             spec = from_builtins(RunSpec, {**spec.to_dict(), name: value}, "spec")
         else:
             part = getattr(spec, section)
@@ -285,6 +289,7 @@ _SECTIONS: dict[str, type] = {
     "lr_schedule": LRScheduleConfig,
     "options": ModelOptions,
     "data": DataConfig,
+    "block": BlockOptions,
 }
 _TOP_LEVEL = ("steps", "batch_tokens", "seed", "precision", "validation_tokens")
 
@@ -292,8 +297,10 @@ _TOP_LEVEL = ("steps", "batch_tokens", "seed", "precision", "validation_tokens")
 def _locate(key: str) -> tuple[str | None, str]:
     """The section (None for the spec itself) and field that a dotted or bare key names."""
     section, _, name = key.rpartition(".")
-    section, name = "options" if section == "model" else section, full_name(name)
+    name = full_name(name)
     sections = [other for other, kind in _SECTIONS.items() if name in {f.name for f in fields(kind)}]
+    if section == "model":
+        section = "block" if "block" in sections else "options"
     if not section and name in _TOP_LEVEL:
         return None, name
     if section in sections or (not section and len(sections) == 1):
@@ -302,6 +309,6 @@ def _locate(key: str) -> tuple[str | None, str]:
         return "hyperparameters", name
     choices = list(_TOP_LEVEL)
     for other, kind in _SECTIONS.items():  # suggest hyperparameters under `optimizer`, the shorter prefix
-        prefix = {"hyperparameters": "optimizer", "options": "model"}.get(other, other)
+        prefix = {"hyperparameters": "optimizer", "options": "model", "block": "model"}.get(other, other)
         choices += [f"{prefix}.{f.name}" for f in fields(kind)]
     raise UsageError(f"--set {key!r} is not known; the nearest are {nearest(key, choices)}.")

@@ -11,7 +11,7 @@ from steepen.model.arm import Arm, PassSchedule
 from steepen.model.arms import ARMS, find_arm
 from steepen.model.shape import SizeRule
 from steepen.optim.config import OptimizerConfig
-from steepen.recipe.flops import flops_per_token, stored_parameters
+from steepen.recipe.flops import flops_per_token, recipe_parameters
 from steepen.recipe.recipe import PlannedRun, Recipe
 from steepen.recipe.recipe_choice import RecipeChoice
 from steepen.runs.record import RunRecord
@@ -81,9 +81,9 @@ class StudyContext:
         return self if name is None else replace(self, optimizer=OptimizerConfig.find(name))
 
     def stored_parameters(self, arm: Arm, depth: int, passes: int | None = None) -> int:
-        """Stored parameters at the start (or at `passes`)."""
+        """Parameters at the start (or at `passes`), as tokens per parameter count them."""
         shape = arm.shape(depth, self.size_rule)
-        return stored_parameters(arm, shape, arm.passes.initial if passes is None else passes)
+        return recipe_parameters(arm, shape, arm.passes.initial if passes is None else passes)
 
     def flops_per_token(self, arm: Arm, depth: int, passes: int | None = None) -> float:
         """FLOPs per token at the start (or at `passes`), as sweeps count them."""
