@@ -108,6 +108,7 @@ DEFAULTS: dict[str, Any] = {
     "OptimizerConfig.embedding_precision": "fp32",
     "LRScheduleConfig.decay_to_zero": True,
     "LRScheduleConfig.rewarm_steps": 40,
+    "LRScheduleConfig.name": "wsd",
     "Arm.block_options": {},
     "BlockOptions.kv_heads": None,
     "BlockOptions.window": None,

@@ -51,6 +51,18 @@ def test_the_rate_falls_from_exactly_one_to_exactly_zero(steps: int, warmup: int
         assert factors[start] == 1
 
 
+@given(st.integers(2, 300), st.integers(0, 50), st.floats(0, 1))
+def test_linear_and_cosine_fall_from_the_warm_up_to_zero(steps: int, warmup: int, share: float) -> None:
+    linear = learning_rate_factors(steps, warmup, share, name="linear")
+    np.testing.assert_array_equal(linear, learning_rate_factors(steps, warmup, 1.0))
+    cosine = learning_rate_factors(steps, warmup, share, name="cosine")
+    last = steps - 1
+    for step in range(warmup, steps):
+        through = (step - warmup) / max(1, last - warmup) if warmup < last else 1.0
+        assert cosine[step] == pytest.approx((1 + np.cos(np.pi * through)) / 2, abs=1e-12)
+    np.testing.assert_array_equal(cosine[:warmup], linear[:warmup])
+
+
 def test_the_rate_is_one_twice_where_the_whole_run_decays() -> None:
     """Warm-up 40 and warm-down over the whole run, as in the recipes of Loop-2 and Untied-2."""
     factors = learning_rate_factors(1370, 40, 1.0)

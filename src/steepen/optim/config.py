@@ -186,9 +186,15 @@ OPTIMIZERS: dict[str, OptimizerConfig] = {
 }
 
 
+ScheduleName = Literal["wsd", "linear", "cosine"]
+
+
 @dataclass(frozen=True)
 class LRScheduleConfig:
-    """Decay to zero and re-warm after growth; warm-up and warm-down lengths are tuned hyperparameters.
+    """Form of the learning rate; warm-up and warm-down lengths are tuned hyperparameters.
+
+    `name`: "wsd" (warm-up, stable, decay) is constant until its linear warm-down; "linear" and "cosine" fall
+    from the end of the warm-up to the last step, whatever the recipe's warm-down.
 
     The defaults are those of the paper's authors. With `decay_to_zero` the warm-down falls from exactly 1 at
     its first step to exactly 0 at the last step; without, the last step has 1/(warm-down steps) of the peak.
@@ -197,8 +203,10 @@ class LRScheduleConfig:
 
     decay_to_zero: bool = True
     rewarm_steps: int = 40
+    name: ScheduleName = "wsd"
 
     def __post_init__(self) -> None:
-        steps = self.rewarm_steps
+        steps, names = self.rewarm_steps, get_args(ScheduleName)
+        require(self.name in names, "lr_schedule", "name", self.name, ", ".join(names))
         good = is_whole(steps) and 0 <= steps <= MAX_WHOLE
         require(good, "lr_schedule", "rewarm_steps", steps, f"a whole number from 0 to {MAX_WHOLE:,}")

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from steepen.model.arm import Arm
 from steepen.model.shape import Shape
+from steepen.optim.config import ScheduleName
 from steepen.recipe.flops import (
     Flops,
     compute_active_parameters,
@@ -76,8 +77,11 @@ def learning_rate_factors(
     decay_to_zero: bool = True,
     rewarm_steps: int = 40,
     growth_steps: Sequence[int] = (),
+    name: ScheduleName = "wsd",
 ) -> npt.NDArray[np.float64]:
     """Linear warm-up over `warmup` steps, constant, linear warm-down over the last fraction of steps.
+
+    With `name` linear or cosine, the warm-down begins where the warm-up ends; a cosine is half a period.
 
     The first step has 1/warmup of the peak. The warm-down starts after the warm-up, falls from exactly 1 and
     reaches exactly 0 at the last step. Without `decay_to_zero` it may overlap with the warm-up, where the
@@ -86,12 +90,14 @@ def learning_rate_factors(
     """
     step = np.arange(steps, dtype=np.float64)
     up = (step + 1) / warmup if warmup else np.ones(steps)
-    warmdown = round(warmdown_fraction * steps)
+    warmdown = round(warmdown_fraction * steps) if name == "wsd" else steps
     if decay_to_zero:
         start, last = max(warmup, steps - warmdown), steps - 1
         down = (last - step) / max(1, last - start) if start <= last else np.ones(steps)
     else:
         down = (steps - step) / warmdown if warmdown else np.ones(steps)
+    if name == "cosine":
+        down = (1 - np.cos(np.pi * np.clip(down, 0.0, 1.0))) / 2
     factors = np.minimum(1.0, np.minimum(up, down))
     for growth in growth_steps if rewarm_steps else ():
         factors[growth:] *= np.minimum(1.0, (step[growth:] - growth) / rewarm_steps)
@@ -120,6 +126,7 @@ def build_schedule(spec: RunSpec) -> StepSchedule:
         hyper.warmdown_fraction,
         decay_to_zero=spec.lr_schedule.decay_to_zero,
         rewarm_steps=spec.lr_schedule.rewarm_steps,
+        name=spec.lr_schedule.name,
         growth_steps=grows.tolist(),
     )
     stop = spec.steps
