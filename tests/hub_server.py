@@ -21,6 +21,7 @@ class HubServer(ThreadingHTTPServer):
         self.root, self.repository = root, repository
         self.commits = {"main": "a" * 40}  # of the branches, tags and commits that exist
         self.fetched: list[str] = []
+        self.authorizations: set[str] = set()  # tokens that requests carried
         self.failures = 0  # how many requests to answer with an error first
         self.break_after: int | None = None  # file downloads to serve before the hub goes away
 
@@ -56,12 +57,14 @@ class Answer(BaseHTTPRequestHandler):
 
     def answer(self, body: bool) -> None:
         hub, path = self.server, unquote(urlsplit(self.path).path)
+        hub.authorizations.add(self.headers.get("authorization", "").removeprefix("Bearer "))
         if hub.failures:
             hub.failures -= 1
             return self.send_error(503)
         repository, api = hub.root / hub.repository, f"/api/datasets/{hub.repository}"
-        if listing := re.fullmatch(rf"{api}/tree/([0-9a-f]{{40}})/(.+)", path):
-            found = sorted((repository / listing[2]).rglob("*.parquet"), reverse=True)
+        if listing := re.fullmatch(rf"{api}/tree/([0-9a-f]{{40}})(?:/(.+))?", path):
+            every = (repository / (listing[2] or "")).rglob("*")
+            found = sorted((file for file in every if file.is_file()), reverse=True)
             listed = [
                 {
                     "type": "file",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,8 @@ import pytest
 from hub_server import HubServer
 from steepen.data.prepare import PrepareRequest, prepare
 from steepen.data.sources import hub as hugging_face
+from steepen.data.sources.hub_card import select_files
+from steepen.data.sources.readers import ReadOptions
 from steepen.errors import SteepenError, UsageError
 
 REPOSITORY = "HuggingFaceFW/fineweb-edu"
@@ -133,3 +137,92 @@ def test_unreachable_hub_is_reported_in_one_sentence(tmp_path: Path, monkeypatch
         prepare(request("http://127.0.0.1:9"), tmp_path / "out")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out.partial").exists()
+
+
+OTHER = "lab/stories"
+CARD = """---
+license: mit
+configs:
+- config_name: long
+  default: true
+  data_files:
+  - split: train
+    path: long/*.jsonl
+  - {split: validation, path: [held/long.jsonl.gz]}
+- {config_name: short, data_files: "short/**"}
+---
+# Stories
+"""
+
+
+@pytest.fixture
+def stories(tmp_path: Path, documents: list[str]) -> Path:
+    """A data set with a card, JSON lines in several folders, and files that are no data."""
+    top = tmp_path / "hub" / OTHER
+    parts = {"long/a.jsonl": (0, 60), "long/b.jsonl": (60, 90), "short/c.jsonl": (90, 110)}
+    for path, (first, last) in parts.items():
+        lines = [json.dumps({"story": text}) for text in documents[first:last]]
+        (top / path).parent.mkdir(parents=True, exist_ok=True)
+        (top / path).write_text("\n".join(lines))
+    (top / "held").mkdir()
+    held = "\n".join(json.dumps({"story": text}) for text in documents[200:230])
+    (top / "held/long.jsonl.gz").write_bytes(gzip.compress(held.encode()))
+    (top / "long/notes.py").write_text("not data")
+    (top / "README.md").write_text(CARD)
+    return tmp_path / "hub"
+
+
+FIELD: dict[str, Any] = {"read_options": ReadOptions(field="story")}
+
+
+def test_any_data_set_is_read_by_its_card(tmp_path: Path, stories: Path) -> None:
+    """The default config from the Hub's API, and the same files from a directory; the token is nowhere."""
+    names = {"": ("long/*.jsonl", 90), ":long": ("long/*.jsonl", 90), ":short:train": ("short/*.jsonl", 20)}
+    token = "hf_" + "secret" * 5
+    with HubServer(stories, OTHER) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_TOKEN", token)
+        for number, (suffix, (files, count)) in enumerate(names.items()):
+            name = f"hf:{OTHER}{suffix}"
+            fetched = prepare(request(server.url, name, val_tokens=0, **FIELD), tmp_path / f"fetched{number}")
+            assert fetched.manifest.source["revision"] == COMMIT
+            assert fetched.manifest.splits["train"].documents == count
+            plain = PrepareRequest((f"{stories}/{OTHER}/{files}",), val_tokens=0, **FIELD)
+            assert fetched.identity == prepare(plain, tmp_path / f"files{number}").identity
+            local = prepare(request(str(stories), name, val_tokens=0, **FIELD), tmp_path / f"local{number}")
+            assert local.identity == fetched.identity
+        assert token in server.authorizations
+    written = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert not any(token.encode() in file.read_bytes() for file in written)
+
+
+def test_split_of_a_data_set_can_be_the_validation_source(tmp_path: Path, stories: Path) -> None:
+    held = (f"hf:{OTHER}:long:validation",)
+    asked = PrepareRequest((f"hf:{OTHER}",), held, hub=str(stories), **FIELD)
+    splits = prepare(asked, tmp_path / "out").manifest.splits
+    assert (splits["train"].documents, splits["val"].documents) == (90, 30)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("hf:stories", "write hf:OWNER/NAME"),
+        (f"hf:{OTHER}:lon", "has no config 'lon'; the nearest are long"),
+        (f"hf:{OTHER}:long:test", "no split 'test'; it has train, validation"),
+        (f"hf:{OTHER}@", "write hf:OWNER/NAME"),
+        ("hf:../etc:passwd", "write hf:OWNER/NAME"),
+    ],
+)
+def test_wrong_name_of_a_data_set_is_one_sentence(
+    name: str, sentence: str, tmp_path: Path, stories: Path
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        prepare(request(str(stories), name, **FIELD), tmp_path / "out")
+
+
+def test_files_without_a_card_are_split_by_their_names() -> None:
+    paths = ["en/train-0.parquet", "en/val/0.jsonl.zst", "en/c4.json.gz", "de/test_1.parquet", "x.py"]
+    assert select_files(paths, "", "a/b", "", "train") == ["en/c4.json.gz", "en/train-0.parquet"]
+    assert select_files(paths, "", "a/b", "en", "validation") == ["en/val/0.jsonl.zst"]
+    assert select_files(paths, "# no front matter", "a/b", "de", "test") == ["de/test_1.parquet"]
+    with pytest.raises(UsageError, match="no folder 'fr'"):
+        select_files(paths, "", "a/b", "fr", "train")

@@ -51,6 +51,6 @@ def _match(name: str) -> list[Path]:
     if not matched:
         raise UsageError(
             f"nothing matches source {name!r}; a source is files or a glob of them, a directory, "
-            "builtin[:PART], fineweb[:CONFIG], fineweb-edu[:CONFIG], or module:attribute."
+            "builtin[:PART], hf:OWNER/NAME, fineweb[:CONFIG], fineweb-edu[:CONFIG], or module:attribute."
         )
     return matched

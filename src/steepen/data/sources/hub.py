@@ -1,7 +1,8 @@
-"""FineWeb and FineWeb-Edu from the Hugging Face Hub: one Parquet file at a time, resumable.
+"""Data sets of the Hugging Face Hub, one file at a time, resumable: hf:OWNER/NAME, FineWeb, FineWeb-Edu.
 
 The first listing pins a commit of the repository, so that a preparation that runs for days, or is resumed
 next week, reads the files it began with. Each file is downloaded, read and deleted before the next.
+A private data set is read with the user's own token (`hf auth login`, HF_TOKEN), which is written nowhere.
 `paper` and `paper-validation` are the files and commits that the paper's authors used.
 """
 
@@ -9,25 +10,31 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import re
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar, cast
 
+from steepen.data.sources.hub_card import select_files
 from steepen.data.sources.readers import ReadOptions, estimate_text_bytes, read_documents
 from steepen.data.sources.source import Part, Source
-from steepen.errors import SteepenError, UsageError
-from steepen.utils.files import write_atomically
+from steepen.errors import SteepenError, UsageError, shorten
+from steepen.utils.files import read_text, write_atomically
 from steepen.utils.json_io import canonical_json, read_json
 
-REPOSITORIES = {"fineweb": "HuggingFaceFW/fineweb", "fineweb-edu": "HuggingFaceFW/fineweb-edu"}
+FINEWEB, FINEWEB_EDU = "HuggingFaceFW/fineweb", "HuggingFaceFW/fineweb-edu"
+REPOSITORIES = {"fineweb": FINEWEB, "fineweb-edu": FINEWEB_EDU, "hf": ""}
 DEFAULT_CONFIG = "sample-10BT"
 SAMPLES = ("sample-10BT", "sample-100BT", "sample-350BT")
 LISTING_FILE = "listing.json"
 PAPER, PAPER_VALIDATION = "paper", "paper-validation"
+CARD = "README.md"
 ATTEMPTS = 6
+OFFLINE_ATTEMPTS = 2  # to list files where no server answers: nothing is lost yet, so it is said at once
 FIRST_RETRY_SECONDS = 1.0  # before the second attempt; doubled after every failure
 TEXT_BYTES_PER_PARQUET_BYTE = 1.6  # of these datasets, for the progress bar
 
@@ -39,9 +46,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class HubFiles:
-    """The Parquet files [first:last] of one folder of a repository, in the order of their names."""
+    """The files [first:last] of one folder of a repository, in the order of their names.
 
+    Those of `split` are chosen by the card or the names of the files; without it, all Parquet files.
+    """
+
+    repository: str
     folder: str
+    split: str | None = None
     revision: str | None = None  # None: the newest commit
     first: int = 0
     last: int | None = None
@@ -63,15 +75,15 @@ FINEWEB_REVISION = "9bb295ddab0e05d785b879661af7260fed5140fc"
 FINEWEB_EDU_REVISION = "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"
 PAPER_CORPORA = {
     "fineweb": PaperCorpus(
-        train=HubFiles("sample/100BT", FINEWEB_REVISION),
-        validation=HubFiles("sample/10BT", FINEWEB_REVISION),
+        train=HubFiles(FINEWEB, "sample/100BT", revision=FINEWEB_REVISION),
+        validation=HubFiles(FINEWEB, "sample/10BT", revision=FINEWEB_REVISION),
         train_tokens=30_000_000_000,
         dedup_tokens=64,
         clip_validation=True,
     ),
     "fineweb-edu": PaperCorpus(
-        train=HubFiles("sample/100BT", FINEWEB_EDU_REVISION, first=1),
-        validation=HubFiles("sample/100BT", FINEWEB_EDU_REVISION, last=1),
+        train=HubFiles(FINEWEB_EDU, "sample/100BT", revision=FINEWEB_EDU_REVISION, first=1),
+        validation=HubFiles(FINEWEB_EDU, "sample/100BT", revision=FINEWEB_EDU_REVISION, last=1),
         train_tokens=40_000_000_000,
     ),
 }
@@ -85,12 +97,13 @@ def paper_corpus(source: object) -> PaperCorpus | None:
 
 @dataclass(frozen=True)
 class HubListing:
-    """The (path, bytes) of every Parquet file of one config at one commit, in order."""
+    """The (path, bytes) of every file of one config at one commit, in order."""
 
     repository: str
     folder: str
     revision: str | None
     files: tuple[tuple[str, int], ...]
+    split: str | None = None
 
     def __post_init__(self) -> None:
         for path, _ in self.files:  # downloads go there
@@ -107,16 +120,16 @@ def hub_source(
     staging: Path,
     log: Callable[[str], None],
 ) -> Source:
-    """A config of FineWeb or FineWeb-Edu.
+    """A config of FineWeb or FineWeb-Edu, or any data set (`name` hf, `config` OWNER/NAME and the rest).
 
     `endpoint` is another Hub's URL, or a directory laid out as OWNER/NAME/FOLDER; None is huggingface.co.
     """
-    config = config or DEFAULT_CONFIG
-    files, repository = hub_files(name, config), REPOSITORIES[name]
+    config = config or ("" if name == "hf" else DEFAULT_CONFIG)
+    files = any_hub_files(config) if name == "hf" else hub_files(name, config)
     if endpoint is not None and "://" not in endpoint:
-        listing, parts, size = _local_mirror(Path(endpoint), repository, files, options)
+        listing, parts, size = _local_mirror(Path(endpoint), files, options)
     else:
-        listing = _pinned_listing(staging, repository, files) or _list_files(endpoint, repository, files)
+        listing = _pinned_listing(staging, files) or _list_files(endpoint, files)
         download = _Downloader(listing, endpoint, staging, log)
         parts = [Part(path, partial(download.documents, path, options)) for path, _ in listing.files]
         size = int(TEXT_BYTES_PER_PARQUET_BYTE * sum(size for _, size in listing.files))
@@ -132,8 +145,22 @@ def hub_source(
     return Source(description, size, parts)
 
 
+def any_hub_files(text: str) -> HubFiles:
+    """The files that OWNER/NAME[:CONFIG[:SPLIT]][@REVISION] names."""
+    path, at, revision = text.partition("@")
+    repository, config, split, *rest = [*path.split(":"), "", ""]
+    valid = re.fullmatch(r"[\w.-]+/[\w.-]+", repository) and not any(rest) and bool(at) == bool(revision)
+    if not valid or ".." in text:
+        raise UsageError(
+            f"hf:{shorten(text)} is not a data set of the Hub; write hf:OWNER/NAME, :CONFIG and :SPLIT after "
+            "it if it has several, and @REVISION for a commit, a tag or a branch."
+        )
+    return HubFiles(repository, config, split or "train", revision or None)
+
+
 def hub_files(name: str, config: str) -> HubFiles:
-    """The files of the repository that CONFIG[@REVISION] names."""
+    """The files of FineWeb or FineWeb-Edu that CONFIG[@REVISION] names."""
+    repository = REPOSITORIES[name]
     config, at, revision = config.partition("@")
     if at and not revision:
         raise UsageError(f"no revision after @ in {name}:{config}@; name a commit, a tag or a branch.")
@@ -143,39 +170,52 @@ def hub_files(name: str, config: str) -> HubFiles:
         corpus = PAPER_CORPORA[name]
         return corpus.train if config == PAPER else corpus.validation
     if config in SAMPLES:
-        return HubFiles(config.replace("-", "/", 1), revision or None)
+        return HubFiles(repository, config.replace("-", "/", 1), revision=revision or None)
     if config == "default":
-        return HubFiles("data", revision or None)
+        return HubFiles(repository, "data", revision=revision or None)
     if config.startswith("CC-MAIN-"):
-        return HubFiles(f"data/{config}", revision or None)
+        return HubFiles(repository, f"data/{config}", revision=revision or None)
     raise UsageError(
         f"unknown config {config!r} of {name}; accepted are {', '.join(SAMPLES)}, paper, default (all of "
         "it), and one crawl such as CC-MAIN-2024-10."
     )
 
 
-def _local_mirror(
-    root: Path, repository: str, files: HubFiles, options: ReadOptions
-) -> tuple[HubListing, list[Part], int]:
-    top = root / repository
-    found = sorted((top / files.folder).rglob("*.parquet"), key=lambda file: file.as_posix())
-    chosen = found[files.first : files.last]
+def _choose(paths: Iterable[str], card: Callable[[], str], files: HubFiles) -> list[str]:
+    """Those of a repository's paths that are wanted, in order."""
+    if files.split is None:
+        inside = (path for path in paths if path.startswith(f"{files.folder}/"))
+        found = sorted(path for path in inside if path.endswith(".parquet"))
+    else:
+        found = select_files(paths, card(), files.repository, files.folder, files.split)
+    return found[files.first : files.last]
+
+
+def _local_mirror(root: Path, files: HubFiles, options: ReadOptions) -> tuple[HubListing, list[Part], int]:
+    top = root / files.repository
+    card = top / CARD
+
+    def read_card() -> str:
+        return read_text(card) if card.is_file() else ""
+
+    present = [file.relative_to(top).as_posix() for file in top.rglob("*") if file.is_file()]
+    chosen = [top / path for path in _choose(present, read_card, files)]
     if not chosen:
         raise UsageError(
-            f"no Parquet file{_which(files)} under {top / files.folder}; --hub takes a directory laid out "
+            f"no Parquet file{_which(files)} under {top / files.folder}; `hub` takes a directory laid out "
             "like the Hub."
         )
     listed = tuple((file.relative_to(top).as_posix(), file.stat().st_size) for file in chosen)
     parts = [Part(file.name, partial(read_documents, file, options), file) for file in chosen]
     size = sum(estimate_text_bytes(file, options) for file in chosen)
-    return HubListing(repository, files.folder, None, listed), parts, size
+    return HubListing(files.repository, files.folder, None, listed, files.split), parts, size
 
 
 def _which(files: HubFiles) -> str:
     return f" after the first {files.first}" if files.first else ""
 
 
-def _pinned_listing(staging: Path, repository: str, files: HubFiles) -> HubListing | None:
+def _pinned_listing(staging: Path, files: HubFiles) -> HubListing | None:
     """The listing that an unfinished preparation began with."""
     path = staging / LISTING_FILE
     if not path.is_file():
@@ -186,27 +226,39 @@ def _pinned_listing(staging: Path, repository: str, files: HubFiles) -> HubListi
         listing = HubListing(files=listed, **stored)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise SteepenError(f"{path} is damaged ({error}); use --restart to begin again.") from None
-    same = (listing.repository, listing.folder) == (repository, files.folder)
-    return listing if same else None
+    wanted = (files.repository, files.folder, files.split)
+    return listing if (listing.repository, listing.folder, listing.split) == wanted else None
 
 
-def _list_files(endpoint: str | None, repository: str, files: HubFiles) -> HubListing:
+def _list_files(endpoint: str | None, files: HubFiles) -> HubListing:
+    repository = files.repository
+
     def request() -> HubListing:
-        from huggingface_hub import HfApi
+        from huggingface_hub import HfApi, hf_hub_download
         from huggingface_hub.hf_api import RepoFile
 
         api = HfApi(endpoint=endpoint)
         revision = api.repo_info(repository, repo_type="dataset", revision=files.revision).sha
-        tree = api.list_repo_tree(
-            repository, files.folder, recursive=True, revision=revision, repo_type="dataset"
-        )
-        found = [(item.path, item.size) for item in tree if isinstance(item, RepoFile)]
-        parquet = sorted(file for file in found if file[0].endswith(".parquet"))
-        return HubListing(repository, files.folder, revision, tuple(parquet[files.first : files.last]))
+        # The whole tree where the card decides; a folder of FineWeb's many otherwise.
+        folder = files.folder if files.split is None else None
+        tree = api.list_repo_tree(repository, folder, recursive=True, revision=revision, repo_type="dataset")
+        sizes = {item.path: item.size for item in tree if isinstance(item, RepoFile)}
 
-    listing = _with_retries(f"list {repository}/{files.folder}", request)
+        def card() -> str:
+            if CARD not in sizes:
+                return ""
+            place = {"repo_type": "dataset", "revision": revision, "endpoint": endpoint}
+            with tempfile.TemporaryDirectory() as downloads:
+                return read_text(Path(hf_hub_download(repository, CARD, local_dir=downloads, **place)))
+
+        chosen = _choose(sizes, card, files)
+        listed = tuple((path, sizes[path]) for path in chosen)
+        return HubListing(repository, files.folder, revision, listed, files.split)
+
+    where = f"{repository}/{files.folder}".rstrip("/")
+    listing = _with_retries(f"list {where}", request, OFFLINE_ATTEMPTS)
     if not listing.files:
-        raise SteepenError(f"the Hub lists no Parquet file{_which(files)} in {repository}/{files.folder}.")
+        raise SteepenError(f"the Hub lists no Parquet file{_which(files)} in {where}.")
     return listing
 
 
@@ -248,7 +300,16 @@ class _Downloader:
         return Path(downloaded)
 
 
-def _with_retries(action: str, function: Callable[[], T]) -> T:
+def _no_server_answers(error: BaseException | None) -> bool:
+    """Whether a connection failed, and not a request that a server answered."""
+    while error is not None:
+        if isinstance(error, OSError) and getattr(error, "response", None) is None:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _with_retries(action: str, function: Callable[[], T], offline_attempts: int = ATTEMPTS) -> T:
     """Call `function`, retrying with exponential backoff: a long download should survive a short outage."""
     wait = FIRST_RETRY_SECONDS
     for attempt in range(1, ATTEMPTS + 1):
@@ -256,10 +317,12 @@ def _with_retries(action: str, function: Callable[[], T]) -> T:
             return function()
         except ImportError:
             raise SteepenError("the Hub needs huggingface_hub; `pip install huggingface_hub`.") from None
+        except UsageError:
+            raise
         except Exception as error:  # the library's and its HTTP client's errors have no common base
             if isinstance(error, OSError) and error.errno is not None and error.errno in LOCAL_ERRNOS:
                 raise
-            if attempt == ATTEMPTS:
+            if attempt >= (offline_attempts if _no_server_answers(error) else ATTEMPTS):
                 reason = f"{type(error).__name__}: {error}".strip().split("\n")[0].rstrip(".")
                 raise SteepenError(
                     f"cannot {action} from the Hub ({reason}); check the network and run the same command "

@@ -27,7 +27,9 @@ def resolve_source(
     line when something slow begins.
     """
     if not names:
-        raise UsageError("no source given; name files, a glob, builtin, fineweb, fineweb-edu or a function.")
+        raise UsageError(
+            "no source given; name files, a glob, builtin, hf:OWNER/NAME, fineweb or a function."
+        )
     first = names[0]
     name, _, config = first.partition(":") if isinstance(first, str) else ("", "", "")
     is_builtin, is_hub = name in builtin.NAMES, name in hub.REPOSITORIES
