@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from steepen.errors import UsageError
 from steepen.results.panel import Panel
@@ -15,11 +15,25 @@ from steepen.results.render import EVERY_COLUMN, WRITERS, check_figure, check_ta
 from steepen.results.table import Table, columns_of, row_dict, table_of
 
 if TYPE_CHECKING:
+    from steepen.laws.clean_table import Problem
     from steepen.results.text import Block
+
+STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
+MAX_PROBLEMS = 8  # shown in a terminal
 
 
 class Result(ABC):
-    """A result with typed rows. Subclasses say what its rows, its headline, its text and its panels are."""
+    """A result with typed rows. Subclasses say what its rows, its headline, its text and its panels are.
+
+    `problems` are those of the table that it was computed from, with what was done about each.
+    """
+
+    problems: tuple[Problem, ...] = ()
+
+    def with_problems(self, problems: tuple[Problem, ...]) -> Self:
+        """The result with the problems of its table, which it prints first."""
+        object.__setattr__(self, "problems", problems)
+        return self
 
     @property
     @abstractmethod
@@ -85,7 +99,10 @@ class Result(ABC):
         """The result as JSON text; NaN and infinities are null."""
         from steepen.utils.json_io import to_json
 
-        return to_json(self.to_dict())
+        found = self.to_dict()
+        if self.problems:
+            found = {**found, "problems": [asdict(one) for one in self.problems]}
+        return to_json(found)
 
     def to_latex(self, caption: str = "", label: str = "") -> str:
         """A booktabs table of the rows, rounded for people; within a float where a caption is given."""
@@ -126,13 +143,25 @@ class Result(ABC):
         """Print the result to the terminal, in its width and with colours."""
         from steepen.results.text import print_blocks
 
-        print_blocks(self.blocks)
+        print_blocks(self._all_blocks)
 
     def summary(self) -> str:
         """The same as plain text of 80 columns."""
         from steepen.results.text import to_text
 
-        return to_text(self.blocks)
+        return to_text(self._all_blocks)
+
+    def _all_blocks(self, width: int) -> Iterable[Block]:
+        """The problems of the table, worst first, then the result."""
+        from steepen.results.text import Paragraph
+
+        for one in self.problems[:MAX_PROBLEMS]:
+            yield Paragraph(f" {one.sentence()}.", f"{one.severity}:", STYLES[one.severity])
+        if len(self.problems) > MAX_PROBLEMS:
+            yield Paragraph(f"… and {len(self.problems) - MAX_PROBLEMS} more, in the JSON")
+        if self.problems:
+            yield Paragraph()
+        yield from self.blocks(width)
 
     def __repr__(self) -> str:
         return f"<{self.headline()}>"
