@@ -41,7 +41,7 @@ UNITS: dict[str, dict[str, float]] = {
     "dollars": {"usd": 1.0, "dollar": 1.0, "dollars": 1.0, "": 1.0},
     "loss": {"nats": 1.0, "nat": 1.0},
 }
-_NUMBER = re.compile(r"[$€]?\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*)", re.DOTALL)
+_NUMBER = re.compile(r"([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([a-zA-Z][a-zA-Z/·\s.-]*)?")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(?!\d)")
 # Words that stand for no value; NaN is what pandas writes.
 NO_VALUE = frozenset(("", "-", "–", "na", "n/a", "nan", "none", "null", "?", "missing"))
@@ -78,7 +78,7 @@ def read_number(cell: Any, column: str) -> tuple[float, str] | None:
             return math.inf, ""
         except (TypeError, ValueError):
             return None
-    text = cell.strip()
+    text = cell.strip().lstrip("$€ ")
     if text.casefold() in NO_VALUE:
         return math.nan, ""
     if column == "loss" and text.casefold() in ("diverged", "div"):
@@ -90,7 +90,7 @@ def read_number(cell: Any, column: str) -> tuple[float, str] | None:
     if grouped := _THOUSANDS.match(text):
         text = grouped[0].replace(",", "") + text[grouped.end() :]
     match = _NUMBER.fullmatch(text)
-    factor = None if match is None else unit_factor(match[2], column)
+    factor = None if match is None else unit_factor(match[2] or "", column)
     if match is None or factor is None:
         return None
     return float(match[1]) * factor, match[2] or text

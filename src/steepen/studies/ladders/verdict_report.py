@@ -13,12 +13,8 @@ from steepen.recipe.hyperparameters import with_paper_code
 from steepen.studies.answer import Axis, Panel, Series, StudyFit, StudyVerdict, Table
 from steepen.studies.ladders.ladder_runs import Measure, MeasuredLadder, cost_of
 from steepen.studies.plotting import finite_or_none, line, points
+from steepen.utils.cost_axis import cost_axis
 from steepen.utils.formatting import percent
-
-AXIS_WORDS: dict[Measure, tuple[str, str]] = {  # an axis label, and the noun for titles
-    "flops": ("training compute (FLOPs)", "compute"),
-    "seconds": ("training time (seconds)", "time"),
-}
 
 
 def study_verdicts(
@@ -55,7 +51,7 @@ def what_would_change(analysis: LadderAnalysis) -> list[str]:
 
 def verdict_table(analysis: LadderAnalysis, by: Measure = "flops") -> Table:
     """One row per ladder: its verdict, its exponent, and its multiplier at the lowest and highest budget."""
-    _, noun = AXIS_WORDS[by]
+    noun = cost_axis(by).noun
     rows: list[tuple[object, ...]] = []
     for name, law in analysis.primary_fit.arms.items():
         verdict = analysis.verdicts.get(name)
@@ -131,7 +127,7 @@ def _levels(analysis: LadderAnalysis) -> str:
 
 def hypotheses_table(analysis: LadderAnalysis, by: Measure = "flops") -> Table:
     """Each arm's multipliers beyond the ladder under every hypothesis that is not rejected."""
-    _, noun = AXIS_WORDS[by]
+    noun = cost_axis(by).noun
     rows: list[tuple[object, ...]] = []
     for name, verdict in analysis.verdicts.items():
         row: list[object] = [name]
@@ -197,7 +193,7 @@ def ladder_panels(
     analysis: LadderAnalysis, measured: Sequence[MeasuredLadder], by: Measure = "flops"
 ) -> LadderPanels:
     """Loss with fitted laws, reducible loss, multipliers with bands, and exponent against constant."""
-    label, noun = AXIS_WORDS[by]
+    label, noun = cost_axis(by).label, cost_axis(by).noun
     group = "Laws" if by == "flops" else f"Laws and multipliers per {noun}"
     head = analysis.primary_fit
     irreducible = next(iter(head.arms.values())).e.value
@@ -235,7 +231,7 @@ def ladder_panels(
             group=group,
         ),
         multipliers=replace(
-            multiplier_panel(analysis, curves, by), lead=by == "flops", group="" if by == "flops" else group
+            multiplier_panel(analysis, curves), lead=by == "flops", group="" if by == "flops" else group
         ),
         exponents=replace(exponent_panel(analysis, curves), group=group),
         paper_exponents=replace(
@@ -253,9 +249,10 @@ def _curve_fields(one: MeasuredLadder) -> dict[str, Any]:
     return {"arm": one.spec.arm.name, "variant": one.spec.variant}
 
 
-def multiplier_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]], by: Measure) -> Panel:
+def multiplier_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]]) -> Panel:
     """Multipliers over the reference; `curves` are the fields of `Series` that give each arm its colour."""
-    label, noun = AXIS_WORDS[by]
+    axis = cost_axis(analysis.request.unit)
+    label, noun = axis.label, axis.noun
     series: list[Series] = []
     for name, found in analysis.multipliers.items():
         curve = curves[name]
