@@ -91,7 +91,7 @@ def _row(run: TrackedRun, loss: str | None, at: str, step: int | None) -> dict[s
     elif not points or points[-1][0] < step:
         step = None  # the run ended before
     if step is None:
-        return row
+        return row | dict.fromkeys(run.metrics)
     return row | {name: _number(_value_at(run.history(name), step), name == loss) for name in run.metrics}
 
 
