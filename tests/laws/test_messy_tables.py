@@ -138,7 +138,7 @@ def test_data_set_column_may_be_the_arm_or_be_chosen() -> None:
 def test_spellings_of_an_arm_are_one_arm() -> None:
     table = cleaned(with_cell("model", 4, " BASE"))
     assert table.columns["arm"] == tuple(runs()["model"])
-    assert "counted as 'base'" in table.problems[0].done
+    assert table.problems[0].done == "counted 'BASE' as 'base'"
 
 
 def test_diverged_runs_are_left_out_of_everything_unless_kept() -> None:

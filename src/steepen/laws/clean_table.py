@@ -272,12 +272,11 @@ class _Work:
         spelling: dict[str, str] = {}
         for name, _ in counts.most_common():
             spelling.setdefault(_plain(name), name)
-        for name in counts:
-            kept = spelling[_plain(name)]
-            if kept != name:
-                rows = [row for row, each in enumerate(names) if each == name]
-                self.add("warning", f"the arm {name!r} differs from {kept!r} in capitals or spaces only",
-                         f"counted as {kept!r}", rows)  # fmt: skip
+        others = {name: spelling[_plain(name)] for name in counts if spelling[_plain(name)] != name}
+        if others:
+            listed = ", ".join(f"{name!r} as {kept!r}" for name, kept in others.items())
+            rows = [row for row, name in enumerate(names) if name in others]
+            self.add("warning", "arms that differ in capitals or spaces only", f"counted {listed}", rows)
         self.arms = [spelling.get(_plain(name), name) for name in names]
         empty = [row for row, name in enumerate(names) if not name]
         for row in empty:

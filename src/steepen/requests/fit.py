@@ -12,7 +12,7 @@ from steepen.requests.tables import ReadsTable
 from steepen.results.fit import ChinchillaResult, ComputeResult, IsoflopResult
 from steepen.utils.codec import Range
 from steepen.utils.console import spinner
-from steepen.utils.values import Confidence, Flops, Level, Noise, Seed
+from steepen.utils.values import Confidence, Flops, Level, Noise, Numbers, Seed
 
 if TYPE_CHECKING:
     from steepen.laws.fits.chinchilla import ChinchillaLoss
@@ -77,6 +77,10 @@ class Fit(ReadsTable, Request[FitResult]):
     ] = ()
     budget: Annotated[
         Flops | None, Option("Compute in FLOPs to predict at, besides 10 and 1000 times the top rung.")
+    ] = None
+    predict: Annotated[
+        Numbers | None,
+        Option("Print the loss of every arm at these FLOPs, with intervals for one run: 1e21,1e22.", COMPUTE),
     ] = None
 
     method: Annotated[
@@ -239,7 +243,8 @@ def _fit_compute(request: Fit, table: Table) -> ComputeResult:
     if request.register and request.budget:
         written = register_forecasts(request.register, analysis, ladders, request.budget, arms)
         registered = tuple(score_registered(written, {}))
-    return ComputeResult(analysis, ladders, registered, scored)
+    found = ComputeResult(analysis, ladders, registered, scored)
+    return replace(found, predictions=found.predict(request.predict)) if request.predict else found
 
 
 def _fit_chinchilla(request: Fit, table: Table) -> ChinchillaResult:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from steepen.errors import UsageError
 from steepen.results.panel import Panel
+from steepen.results.predict import Predictions, predict
 from steepen.results.result import Result
 from steepen.results.table import Column, Table, table_of
 from steepen.results.text import Block, Lines, Paragraph, table_width
@@ -109,6 +110,15 @@ class ComputeResult(Result):
     ladders: dict[str, Ladder]
     registered: tuple[ScoredForecast, ...] = ()
     scored: tuple[ScoredForecast, ...] = ()
+    predictions: Predictions | None = None
+
+    def predict(self, flops: float | Iterable[float]) -> Predictions:
+        """The loss of every arm at one or more computes, with intervals for one run."""
+        return predict(self.analysis, self.ladders, flops)
+
+    def warnings(self) -> Sequence[str]:
+        """Warnings about the table and the fit."""
+        return self.analysis.warnings
 
     @property
     def verdicts(self) -> dict[str, Verdict]:
@@ -160,6 +170,8 @@ class ComputeResult(Result):
         for name in ("registered", "scored"):
             if forecasts := getattr(self, name):
                 found[name] = [one.to_dict() for one in forecasts]
+        if self.predictions is not None:
+            found["predictions"] = self.predictions.to_rows()
         return found
 
     def panels(self) -> list[Panel]:
@@ -187,6 +199,8 @@ class ComputeResult(Result):
             yield multiplier_table(self.analysis.multipliers)
         for fit in self.analysis.fits.values():
             yield law_table(fit)
+        if self.predictions is not None:
+            yield self.predictions.table()
         for held in self.analysis.hold_out:
             yield from _held_out(held)
         for warning in self.analysis.warnings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -282,7 +283,7 @@ def multiplier_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]]
     return Panel(
         f"{noun.capitalize()} multiplier over {reference}",
         Axis(f"{label} of {reference}", "log"),
-        Axis("multiplier", "log"),
+        Axis(f"{noun} multiplier (× less for the same loss)", "log"),
         tuple(series),
         lines=(("y", 1.0, reference),),
         caption="A flat curve means a better constant, a rising one a better exponent (or a lower "
@@ -300,21 +301,16 @@ def exponent_panel(
     series: list[Series] = []
     for name, law in fit.arms.items():
         x, y = law.log_a.value, law.gamma.value
-        series.append(Series(name, "points", (x,), (y,), **curves[name]))
-        for (low, high), condition, style in (
-            (law.gamma.unconditional, "E unknown", "dotted"),
-            (law.gamma.conditional, "given E", "solid"),
-        ):
-            if finite_or_none(low) is not None and finite_or_none(high) is not None:
-                note = f"interval, {condition}"
-                series.append(
-                    line(name, (x, x), (low, high), role="fit", note=note, style=style, **curves[name])
-                )
+        low, high = law.gamma.unconditional
+        bars = {"low": (low,), "high": (high,)} if math.isfinite(low) and math.isfinite(high) else {}
+        series.append(Series(name, "points", (x,), (y,), **bars, **curves[name]))
     return Panel(
-        "Exponent against constant", Axis("log A (reducible loss at C0)", reverse=True), Axis("γ"),
+        "Exponent against constant",
+        Axis("log A at C0 (falling: better to the right)", reverse=True),
+        Axis("exponent γ (better upwards)"),
         tuple(series),
         caption=f"At C0 = {fit.c0:.3g}; bars are {percent(analysis.request.confidence)} "
-        "intervals: solid given E, dotted with E unknown (always the longer)."
+        "intervals, which count E as unknown."
         + (biased if analysis.one_e_rejected else ""),
     )  # fmt: skip
 
