@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import math
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,3 +61,10 @@ def project(seed: int = 0) -> list[dict[str, Any]]:
     for row in mess[22:30]:
         runs[row]["model"] = runs[row]["model"].upper()
     return runs
+
+
+if __name__ == "__main__":
+    with Path(sys.argv[1]).open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(project()[0]))
+        writer.writeheader()
+        writer.writerows(project())

@@ -16,6 +16,9 @@ from steepen.errors import UsageError
 from steepen.laws.clean_table import Cleaning, Problem, clean, diverged
 from steepen.laws.table import Table, table_from
 from steepen.laws.units import read_number
+from steepen.report.colours import _rgb, arm_styles
+from steepen.report.curves import curves_of
+from steepen.report.figure_options import FigureOptions
 
 LADDER = np.geomspace(1e18, 1e20, 6)
 
@@ -216,3 +219,61 @@ def test_messy_project_is_recovered_and_its_table_can_be_saved(tmp_path: Path) -
     again = steepen.fit(saved, reference="Baseline", draws=200, method="joint")
     assert [row.gamma for row in again.rows] == pytest.approx([row.gamma for row in result.rows], rel=1e-9)
     assert json.loads(result.to_json())["problems"][0]["severity"] == "warning"
+
+
+def test_json_follows_its_published_schema() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    found = json.loads(steepen.fit(runs(), reference="base", draws=100, predict=[1e21]).to_json())
+    file = Path(steepen.__file__).parent / "results" / "assets" / "fit.compute-1.schema.json"
+    jsonschema.validate(found, json.loads(file.read_text()))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**found, "arms": {"base": {}}}, json.loads(file.read_text()))
+
+
+def test_figure_names_arms_as_given_and_takes_options(tmp_path: Path) -> None:
+    result = steepen.fit(runs(model=["Base line"] * 6 + ["mine_2"] * 6), reference="Base line", draws=100)
+    options = FigureOptions(labels={"mine_2": "Mine"}, colours={"mine_2": "#d55e00"}, order=("mine_2",))
+    panels = options.apply(result.panels())
+    curves = curves_of(panels[0], options.titles)
+    assert [curve.label for curve in curves] == ["Mine", "Base line"]
+    assert curves[0].colour.light == "#d55e00"
+    markers = {one.arm: one.marker for one in panels[0].series if one.kind == "points"}
+    assert len(set(markers.values())) == 2
+    lines = [one for panel in panels for one in panel.series if one.kind == "line"]
+    assert {one.note for one in lines if one.style == "dotted"} == {"fitted"}
+    file = result.save_figure(tmp_path / "one.png", panels="multiplier", size="3.5x2.6")
+    assert file.read_bytes()[16:24] == (1050).to_bytes(4, "big") + (780).to_bytes(4, "big")
+    for wrong in ({"panels": "histogram"}, {"labels": "mime=x"}, {"size": "big"}, {"colours": "mine_2=red"}):
+        with pytest.raises(UsageError):
+            result.save_figure(tmp_path / "wrong.png", **wrong)
+
+
+def test_arms_of_any_names_have_colours_and_markers_of_their_own() -> None:
+    styles = arm_styles([f"arm {i}" for i in range(12)], {})
+    assert len({colour for colour, _ in styles.values()}) == 12
+    assert len(set(styles.values())) == 12
+    lights = [colour.light for colour, _ in styles.values()]
+    assert min(math.dist(_rgb(a), _rgb(b)) for i, a in enumerate(lights) for b in lights[:i]) > 0.2
+
+
+def test_report_of_a_table_is_one_page_with_names_and_problems(tmp_path: Path) -> None:
+    result = steepen.fit(with_cell("model", 4, "BASE"), reference="base", draws=100)
+    page = result.write_report(tmp_path / "page.html").read_text()
+    assert "differ in capitals or spaces only" in page
+    assert page.count("<svg") >= 3
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    with pytest.raises(UsageError, match=r"must end in \.html"):
+        result.write_report(tmp_path / "page.pdf")
+
+
+def test_predictions_cover_the_truth_and_reach_beyond_the_ladder() -> None:
+    rng = np.random.default_rng(1)
+    columns = runs(loss=[loss + 0.002 * rng.standard_normal() for loss in runs()["loss"]])
+    result = steepen.fit(columns, reference="base", draws=100, method="joint")
+    (base, mine) = result.predict(1e21).rows
+    truth = 1.8 + 1.51234 * 1e3**-0.11
+    assert base.low < truth < base.high
+    assert mine.decades_beyond == pytest.approx(1.0)
+    assert [row.high - row.low for row in result.predict([1e20, 1e23]).rows][1] > base.high - base.low
+    with pytest.raises(UsageError, match="cannot predict at"):
+        result.predict(-1.0)

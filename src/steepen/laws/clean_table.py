@@ -113,8 +113,11 @@ class _Work:
         self.problems.append(Problem(severity, what, done, lines, self.source.row_word))
 
     def sorted_problems(self) -> list[Problem]:
-        """Worst first; of equals, those of more lines."""
-        return sorted(self.problems, key=lambda one: (SEVERITIES.index(one.severity), -len(one.lines)))
+        """Worst first; of equals, those of the whole table and of more lines."""
+        return sorted(
+            self.problems,
+            key=lambda one: (SEVERITIES.index(one.severity), -(len(one.lines) or math.inf)),
+        )
 
     def rows(self) -> list[int]:
         """The rows that are still in use."""

@@ -14,6 +14,7 @@ from steepen.results.predict import Predictions, predict
 from steepen.results.result import Result
 from steepen.results.table import Column, Table, table_of
 from steepen.results.text import Block, Lines, Paragraph, table_width
+from steepen.utils.cost_axis import cost_axis
 from steepen.utils.formatting import MISSING, format_flops, format_value, percent, pretty_exponents
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ class ComputeResult(Result):
     `analysis` has everything that was measured, `ladders` the rungs that were fitted; `registered` are the
     forecasts that were written down, `scored` those that were compared with runs.
     """
+
+    schema = "steepen.fit.compute/1"
 
     analysis: LadderAnalysis
     ladders: dict[str, Ladder]
@@ -214,7 +217,8 @@ class ComputeResult(Result):
 def verdict_table(analysis: LadderAnalysis, width: int) -> Table:
     """The answers, a row for each arm; without the tests of hypotheses where long names need their place."""
     verdicts = list(analysis.verdicts.values())
-    title = f"Does the gain over {analysis.request.reference} grow with compute, and by what?"
+    noun = cost_axis(analysis.request.unit).noun
+    title = f"Does the gain over {analysis.request.reference} grow with {noun}, and by what?"
     levels = [verdict.level for verdict in verdicts]
     if analysis.request.adjust and len(levels) > 1:
         each = " to ".join(dict.fromkeys(f"{level:.2g}" for level in (min(levels), max(levels))))
@@ -234,7 +238,8 @@ def verdict_table(analysis: LadderAnalysis, width: int) -> Table:
         Column("E only", ".1g", value=lambda v: v.p_irreducible_hypothesis),
     ]
     for chosen in ([*columns, *tests], columns):
-        caption = "\n".join(_verdict_legend(verdicts, len(chosen) > len(columns)))
+        legend = _verdict_legend(verdicts, len(chosen) > len(columns))
+        caption = "\n".join(legend).replace("compute", noun)
         table = table_of(verdicts, chosen, title, caption)
         if table_width(table) <= width:
             return table

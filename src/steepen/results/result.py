@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from steepen.errors import UsageError
 from steepen.results.panel import Panel
@@ -37,6 +37,7 @@ class Result(ABC):
     """
 
     problems: tuple[Problem, ...] = ()
+    schema: ClassVar[str] = ""  # name and version of the JSON, where programs may rely on it
 
     def with_problems(self, problems: tuple[Problem, ...]) -> Self:
         """The result with the problems of its table, which it prints first."""
@@ -108,6 +109,8 @@ class Result(ABC):
         from steepen.utils.json_io import to_json
 
         found = self.to_dict()
+        if self.schema:
+            found = {"schema": self.schema, **found}
         if self.problems:
             found = {**found, "problems": [asdict(one) for one in self.problems]}
         return to_json(found)
