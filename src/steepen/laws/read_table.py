@@ -8,13 +8,15 @@ import importlib
 import io
 import json
 import re
+import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from steepen.errors import UsageError
 from steepen.laws.paper_ladders import PREFIX, paper_ladders
+from steepen.laws.sources.tracked_runs import TRACKERS, tracked_table
 from steepen.laws.table import Table
 
 DELIMITERS = (",", ";", "\t", "|")
@@ -24,28 +26,40 @@ FORMATS = "CSV, TSV, JSON, Parquet or Excel"
 
 
 def read_table(
-    path: Path | str, *, columns: Mapping[str, str] | None = None, where: Sequence[str] = ()
+    path: Path | str,
+    *,
+    columns: Mapping[str, str] | None = None,
+    where: Sequence[str] = (),
+    at: str = "final",
 ) -> Table:
     """Read a table of runs.
 
-    `path` is a file, or `paper:fineweb` or `paper:fineweb-edu` for the ladders of the paper. `columns` maps
-    our names to the file's (`{"loss": "loss_c4_val"}`), `where` keeps the rows that satisfy every condition
-    (`"dataset=c4"`, `"params>=1e8"`).
+    `path` is a file, `-` for standard input, `paper:fineweb` or `paper:fineweb-edu` for the ladders of the
+    paper, or the runs of a tracker (`sources.tracked_runs`). `columns` maps our names to the file's
+    (`{"loss": "loss_c4_val"}`), `where` keeps the rows that satisfy every condition (`"dataset=c4"`,
+    `"params>=1e8"`). `at` is which value of a tracker's metric counts.
     """
     if str(path).startswith(PREFIX):
         path = paper_ladders(str(path)).path
-    path = Path(path)
-    if not path.is_file():
-        raise UsageError(f"there is no table at {path}; give a file ({FORMATS}).")
-    table = _read(path)
+    table = tracked_table(str(path), columns or {}, at)
+    if table is None:
+        path = Path(path)
+        if str(path) != "-" and not path.is_file():
+            raise UsageError(
+                f"there is no table at {path}; give a file ({FORMATS}), - for standard input, or {TRACKERS}."
+            )
+        table = _read(path)
     if not len(table):
-        raise UsageError(f"{path.name} has no rows of data.")
+        raise UsageError(f"{table.source} has no rows of data.")
     return table.rename(columns or {}).where(where)
 
 
 def _read(path: Path) -> Table:
-    with path.open("rb") as file:
-        data = _read_bounded(path, file)
+    if str(path) == "-":
+        path, data = Path("standard input"), _read_bounded(path, sys.stdin.buffer)
+    else:
+        with path.open("rb") as file:
+            data = _read_bounded(path, file)
     if data[:2] == b"\x1f\x8b":
         try:
             with gzip.open(io.BytesIO(data)) as file:
@@ -66,7 +80,7 @@ def _read(path: Path) -> Table:
     return _read_delimited(path.name, text)
 
 
-def _read_bounded(path: Path, file: io.BufferedIOBase) -> bytes:
+def _read_bounded(path: Path, file: io.BufferedIOBase | BinaryIO) -> bytes:
     """What a file or archive holds; raises if that is too much for a table."""
     blocks: list[bytes] = []
     while block := file.read(1 << 20):

@@ -5,20 +5,25 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from steepen.errors import UsageError
+from steepen.errors import UsageError, shorten
 from steepen.laws.fits.solver import Array
+from steepen.laws.units import NO_VALUE, read_number, split_unit
+from steepen.utils.cost_axis import FLOPS, CostAxis
 from steepen.utils.expression import number_of, parse_condition
 from steepen.utils.formatting import printable
 
+if TYPE_CHECKING:
+    from steepen.laws.clean_table import Cleaning, Problem
+
 MIN_REFERENCE_RUNGS = 4
 MIN_ARM_RUNGS = 3
-# Other names of a column, as tables of runs have them; spaces and hyphens count as underscores.
+# Other names of a column, as tables have them; spaces, hyphens, dots and slashes count as underscores.
 ALIASES = {
     "arm": ("model", "architecture", "method", "series", "family"),
     "flops": (
@@ -27,22 +32,31 @@ ALIASES = {
     ),
     "loss": (
         *("l", "val_loss", "validation_loss", "valid_loss", "eval_loss", "final_loss", "test_loss"),
-        "loss_val",
+        *("loss_val", "val_cross_entropy", "cross_entropy"),
     ),
     "parameters": (
         *("n", "params", "n_params", "num_params", "parameter_count", "num_parameters", "n_parameters"),
-        *("model_size", "params_stored"),
+        *("model_size", "params_stored", "non_embedding_params", "size"),
     ),
     "tokens": (
         *("d", "n_tokens", "num_tokens", "training_tokens", "train_tokens", "total_tokens", "token_count"),
     ),
     "budget": ("flops", "c", "compute", "compute_budget", "flop_budget", "flops_budget", "training_flop"),
-    "seed": ("random_seed",),
+    "seed": ("random_seed", "rng_seed"),
+    "dataset": ("data_set", "data", "corpus_name", "training_data", "train_data", "dataset_name"),
+    "hours": (
+        *("gpu_hours", "wall_clock_hours", "wallclock_hours", "train_hours", "training_hours", "wall_clock"),
+        *("wallclock", "walltime", "wall_time", "runtime", "_runtime", "time", "training_time", "train_time"),
+    ),
+    "seconds": ("train_seconds", "training_seconds", "wall_clock_seconds", "seconds_training", "runtime"),
+    "dollars": ("usd", "cost", "price", "cost_usd", "training_cost"),
+    "perplexity": ("ppl", "val_ppl", "val_perplexity", "validation_perplexity", "eval_perplexity"),
+    "bits_per_byte": ("bpb", "val_bpb", "bits_per_char", "bpc"),
     "accuracy": ("acc", "task_accuracy", "score"),
     "error": ("task_error", "downstream_error", "err"),
 }
 # Names that are taken only where none of the above is there.
-LESS_USUAL = {"arm": ("model_name", "arch")}
+LESS_USUAL = {"arm": ("model_name", "arch", "variant")}
 MAX_COLUMNS_SHOWN = 8
 
 
@@ -57,13 +71,19 @@ RANGES = {
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Columns of a file, with the line or row number of every row for error messages."""
+    """Columns of a file, with the line or row number of every row for error messages.
+
+    `problems` are what `clean` found and did, `axis` is what its column `flops` holds.
+    """
 
     source: str
     row_word: str  # "line" or "row"
     lines: tuple[int, ...]
     columns: dict[str, tuple[Any, ...]]
     renamed: Mapping[str, str] = field(default_factory=dict)  # the file's names of columns, by ours
+    problems: tuple[Problem, ...] = ()
+    cleaning: Cleaning | None = None
+    axis: CostAxis = FLOPS
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -74,38 +94,25 @@ class Table:
 
     def numbers(self, column: str, *, positive: bool = True) -> Array:
         """A required column as finite (and, by default, positive) numbers."""
-        values = np.empty(len(self))
-        for row, cell in enumerate(self._column(column)):
-            try:
-                values[row] = float(cell) if not isinstance(cell, bool) else math.nan
-            except OverflowError:
-                raise UsageError(
-                    f"{self.place(row)}: {column} is too large for a floating-point number."
-                ) from None
-            except (TypeError, ValueError):
-                values[row] = math.nan
-                if not isinstance(cell, float):
-                    shown = "empty" if cell in (None, "") else f"{cell!r}, which is not a number"
-                    raise UsageError(
-                        f"{self.place(row)}: {column} is {shown}; give a number such as 3.2 or 1e18."
-                    ) from None
-            if not math.isfinite(values[row]):
-                raise UsageError(
-                    f"{self.place(row)}: {column} is {cell}; remove the row or give a finite number."
-                )
-            if positive and values[row] <= 0:
-                raise UsageError(f"{self.place(row)}: {column} is {cell}; it must be greater than zero.")
-            low, high = RANGES.get(column, (-math.inf, math.inf))
-            if positive and not low <= values[row] <= high:
-                raise UsageError(
-                    f"{self.place(row)}: {column} is {cell}; it must be from {low:g} to {high:g}."
-                )
+        values, factor = np.empty(len(self)), self.unit(column)
+        for row, cell in enumerate(self.cells(column)):
+            found = read_number(cell, column)
+            values[row] = math.nan if found is None else found[0] * factor
+            if (wrong := wrong_number(cell, values[row], column, positive=positive)) is not None:
+                raise UsageError(f"{self.place(row)}: {column} {wrong}.")
         return values
+
+    def unit(self, column: str) -> float:
+        """The factor of the unit in the file's name of a column ("compute (PF-days)"); 1 without one."""
+        name = self.renamed.get(column) or self.name_of(column)
+        if name is None or self.cleaning is not None or normalized(name) in accepted_names(column):
+            return 1.0
+        return split_unit(name, column, accepted_names(column)) or 1.0
 
     def names(self, column: str) -> list[str]:
         """A required column as non-empty text."""
         names: list[str] = []
-        for row, cell in enumerate(self._column(column)):
+        for row, cell in enumerate(self.cells(column)):
             name = "" if cell is None else str(cell).strip()
             if not name:
                 raise UsageError(f"{self.place(row)}: {column} is empty; every row needs one.")
@@ -118,7 +125,7 @@ class Table:
         """The seed column as text; empty without one."""
         if not self.has("seed"):
             return [""] * len(self)
-        return ["" if cell is None else str(cell) for cell in self._column("seed")]
+        return ["" if cell is None else str(cell) for cell in self.cells("seed")]
 
     def require_unique_rows(self, keys: Sequence[tuple[Any, ...]], what: str) -> None:
         """Raise UsageError for rows with the same key and seed: a duplicated run would count twice."""
@@ -134,8 +141,8 @@ class Table:
     def has(self, column: str, *, aliases: bool = True) -> bool:
         """Whether the table has the column, under its own name or (by default) one of its aliases."""
         if not aliases:
-            return any(_normalized(name) == column for name in self.columns)
-        return self._name(column) is not None
+            return any(normalized(name) == column for name in self.columns)
+        return self.name_of(column) is not None
 
     def require(self, columns: Sequence[str]) -> None:
         """Raise UsageError unless the table has all of these columns."""
@@ -152,7 +159,7 @@ class Table:
         """The table with columns under our names: `{"loss": "loss_c4_val"}`."""
         renamed = dict(self.columns)
         for ours, theirs in columns.items():
-            found = self._name(theirs)
+            found = self.name_of(theirs)
             if found is None:
                 raise UsageError(
                     f"{self.source} has no column {theirs!r}; it has {self._nearest_columns([theirs])}."
@@ -169,11 +176,15 @@ class Table:
         """The rows that satisfy every condition: `dataset=c4`, `arm=a,b`, `loss < 3 and params >= 1e8`."""
         keep = list(range(len(self)))
         for text in conditions:
-            condition = parse_condition(text, self.columns, lambda name: self._name(name) or name)
+            condition = parse_condition(text, self.columns, lambda name: self.name_of(name) or name)
             used = {name: self.columns[name] for name in condition.names.values()}
             keep = [row for row in keep if condition({name: _value(used[name][row]) for name in used})]
         if not keep:
             raise UsageError(f"no row of {self.source} has {' and '.join(conditions)}.")
+        return self.keep(keep)
+
+    def keep(self, keep: Sequence[int]) -> Table:
+        """The rows of these indices."""
         if len(keep) == len(self):
             return self
         return replace(
@@ -182,17 +193,26 @@ class Table:
             columns={name: tuple(cells[row] for row in keep) for name, cells in self.columns.items()},
         )
 
-    def _column(self, column: str) -> tuple[Any, ...]:
+    def cells(self, column: str) -> tuple[Any, ...]:
+        """The cells of a required column."""
         self.require([column])
-        return self.columns[self._name(column) or column]
+        return self.columns[self.name_of(column) or column]
 
-    def _name(self, column: str) -> str | None:
+    def name_of(self, column: str) -> str | None:
         """The file's own spelling of a column (FLOPs, compute), unless two columns could be meant."""
         if column in self.columns:
             return column
-        for accepted in ((column,), ALIASES.get(column, ()), LESS_USUAL.get(column, ())):
-            wanted = {_normalized(name) for name in accepted}
-            alike = [name for name in self.columns if _normalized(name) in wanted]
+        names = accepted_names(column)
+        tiers: list[Callable[[str], bool]] = [
+            lambda name: normalized(name) == column,
+            lambda name: normalized(name) in ALIASES.get(column, ()),
+            lambda name: normalized(name) in LESS_USUAL.get(column, ()),
+            lambda name: split_unit(name, column, names) is not None,  # compute (PF-days), params_m
+            # model.params of a tracker's settings; the name of a metric's part is too common for a guess.
+            lambda name: re.split(r"[./]", name)[-1] in names and len(re.split(r"[./]", name)[-1]) > 1,
+        ]
+        for accepts in tiers:
+            alike = [name for name in self.columns if accepts(name)]
             if len(alike) > 1:
                 raise UsageError(
                     f"{self.source} has columns {', '.join(alike)}, each of which could be {column}; choose"
@@ -207,10 +227,10 @@ class Table:
         names = list(self.columns)
         if len(names) <= MAX_COLUMNS_SHOWN:
             return ", ".join(names) or "none"
-        spellings = {_normalized(each) for name in wanted for each in (name, *ALIASES.get(name, ()))}
+        spellings = {normalized(each) for name in wanted for each in (name, *ALIASES.get(name, ()))}
 
         def likeness(name: str) -> float:
-            own = _normalized(name)
+            own = normalized(name)
             inside = max((len(each) for each in spellings if len(each) > 2 and each in own), default=0)
             ratio = max(difflib.SequenceMatcher(None, own, each).ratio() for each in spellings)
             return inside + ratio
@@ -232,8 +252,34 @@ def parse_columns(text: str | None) -> dict[str, str]:
     return found
 
 
-def _normalized(name: str) -> str:
-    return re.sub(r"[\s_-]+", "_", name.strip().casefold())
+def wrong_number(cell: Any, value: float, column: str, *, positive: bool = True) -> str | None:
+    """What is wrong with a cell that should be a number, and what to do; None for a good one."""
+    shown = shorten(str(cell), 40)
+    if cell is None or (isinstance(cell, str) and not cell.strip()):
+        return "is empty; give a number such as 3.2 or 1e18"
+    if math.isnan(value) and isinstance(cell, str) and cell.strip().casefold() not in NO_VALUE:
+        return f"is {shown!r}, which is not a number; give a number such as 3.2 or 1e18"
+    if not math.isfinite(value):
+        large = isinstance(cell, int) and not isinstance(cell, bool)
+        if large:
+            return "is too large for a floating-point number"
+        return f"is {shown}; remove the row or give a finite number"
+    if positive and value <= 0:
+        return f"is {shown}; it must be greater than zero"
+    low, high = RANGES.get(column, (-math.inf, math.inf))
+    if positive and not low <= value <= high:
+        return f"is {shown}; it must be from {low:g} to {high:g}"
+    return None
+
+
+def accepted_names(column: str) -> frozenset[str]:
+    """Every name of a column, normalized."""
+    return frozenset((column, *ALIASES.get(column, ()), *LESS_USUAL.get(column, ())))
+
+
+def normalized(name: str) -> str:
+    """A column's name in lower case, with underscores for spaces, hyphens, dots and slashes."""
+    return re.sub(r"[\s_./-]+", "_", name.strip().casefold())
 
 
 def _value(cell: Any) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from steepen.errors import UsageError, nearest
+from steepen.laws.clean_table import clean
 from steepen.laws.fits.solver import Array, Mask
 from steepen.laws.read_table import read_table
 from steepen.laws.table import Table
@@ -42,7 +43,8 @@ def parse_hold_outs(texts: Sequence[str], arms: Sequence[str], table: Table) -> 
     found: list[HoldOut] = []
     for text in texts:
         if Path(text).is_file():
-            found.append(HoldOut(text, table=read_table(text).rename_like(table)))
+            other = read_table(text).rename_like(table)
+            found.append(HoldOut(text, table=clean(other, table.cleaning) if table.cleaning else other))
             continue
         arm, colon, flops = text.rpartition(":")
         if colon and arm not in arms:

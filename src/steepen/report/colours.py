@@ -9,7 +9,13 @@ from __future__ import annotations
 
 import colorsys
 import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+from steepen.errors import UsageError
 
 LIGHT_BACKGROUND, DARK_BACKGROUND = "#ffffff", "#15181c"
 
@@ -114,6 +120,38 @@ def arm_colour(name: str) -> Colour:
     light = _hex(colorsys.hls_to_rgb(hue, (0.27, 0.37, 0.47)[shade], 0.55))
     dark = _hex(colorsys.hls_to_rgb(hue, (0.50, 0.62, 0.74)[shade], 0.55))
     return Colour(_readable(light, LIGHT_BACKGROUND, 3.0), _readable(dark, DARK_BACKGROUND, 3.0))
+
+
+# In this order for arms that are not the paper's: each differs most from those before it, in grey too.
+SET: tuple[Colour, ...] = (*PALETTE[:5], PALETTE[6], PALETTE[5], *EXTRA, ARM_COLOURS["deep-vanilla"])
+NEAR = 0.3  # distance in RGB of colours that are easily confused
+ArmMarker = Literal["circle", "square", "triangle", "diamond", "cross", "wedge"]
+ARM_MARKERS: tuple[ArmMarker, ...] = ("circle", "square", "triangle", "diamond", "cross", "wedge")
+
+
+def arm_styles(names: Sequence[str], chosen: Mapping[str, Colour]) -> dict[str, tuple[Colour, ArmMarker]]:
+    """A colour and a marker for every arm of a figure, all different as far as they reach.
+
+    The paper's arms keep their colours where there is no other arm. Colours near a `chosen` one are not used.
+    """
+    known = all(arm_key(name) in ARM_COLOURS for name in names)
+    free = (one for one in SET if all(_distance(one.light, own.light) > NEAR for own in chosen.values()))
+    found: dict[str, tuple[Colour, ArmMarker]] = {}
+    for i, name in enumerate(names):
+        colour = chosen.get(name) or (arm_colour(name) if known else next(free, None) or arm_colour(name))
+        found[name] = colour, ARM_MARKERS[i % len(ARM_MARKERS)]
+    return found
+
+
+def _distance(one: str, other: str) -> float:
+    return math.dist(_rgb(one), _rgb(other))
+
+
+def own_colour(text: str) -> Colour:
+    """A colour that a user has chosen, #rrggbb; its dark form is readable on a dark page."""
+    if not re.fullmatch(r"#[0-9a-fA-F]{6}", text):
+        raise UsageError(f"{text!r} is not a colour; write #rrggbb, as #d55e00.")
+    return Colour(text, _readable(text, DARK_BACKGROUND, 3.0))
 
 
 def level_colour(fraction: float, arm: str | None = None, family: int = 0) -> Colour:

@@ -69,11 +69,12 @@ def _labels(buckets: dict[Key, list[Series]], titles: dict[str, str]) -> dict[Ke
     found: dict[Key, str] = {}
     given = [text_with_titles(pretty_exponents(bucket[0].label), titles) for bucket in buckets.values()]
     for (key, _), label in zip(buckets.items(), given, strict=True):
-        arm, variant, _, level, _ = key
-        if arm is not None and level is None:
-            found[key] = ladder_title(arm, variant, titles)
+        _, variant, _, level, _ = key
+        name = buckets[key][0].arm
+        if name is not None and level is None:
+            found[key] = ladder_title(name, variant, titles)
         elif level is not None and given.count(label) > 1:
-            title = "" if arm is None else f"{ladder_title(arm, variant, titles)}, "
+            title = "" if name is None else f"{ladder_title(name, variant, titles)}, "
             found[key] = f"{title}{label}" if title else f"{label} ({format_value(level)})"
         else:
             found[key] = label
@@ -103,7 +104,10 @@ def _colours(buckets: dict[Key, list[Series]]) -> dict[Key, Colour]:
     latest: Colour | None = None
     for key, bucket in buckets.items():
         arm, variant, family, level, _ = key
-        if level is not None:
+        chosen = bucket[0].colour
+        if chosen is not None:
+            found[key] = Colour(*chosen)
+        elif level is not None:
             own = levels[family]
             # The only level of an arm has the arm's own colour, not the faintest shade of it.
             alone = 1.0 if arm is not None else 0.0
@@ -183,13 +187,15 @@ def legend_entries(curves: Sequence[Curve]) -> list[LegendEntry]:
             # A curve with a label of its own says what it is, unless a part of it is something else.
             known = labelled and series.role == curve.series[0].role and not series.note
             if text and not known:
-                glyph = (series.kind, series.style, series.filled, series.marker)
+                marker = "circle" if series.colour else series.marker  # a chosen marker is the arm's
+                glyph = (series.kind, series.style, series.filled, marker)
                 uses.setdefault((text, *glyph), []).append((series, curve))
     entries: list[LegendEntry] = []
     for (text, *_), found in uses.items():
         series, curve = found[0]
         one_curve = len({id(other) for _, other in found}) == 1
-        entries.append(LegendEntry(str(text), series, curve.colour if one_curve else NEUTRAL))
+        shown = series if one_curve or not series.colour else replace(series, marker="circle")
+        entries.append(LegendEntry(str(text), shown, curve.colour if one_curve else NEUTRAL))
     return entries
 
 

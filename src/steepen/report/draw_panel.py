@@ -27,6 +27,7 @@ MARKERS = {
     "star": "*",
     "diamond": "D",
     "triangle": "^",
+    "wedge": "v",
     "cross": "X",
     "block": "s",
 }
@@ -36,6 +37,7 @@ MARKER_SIZES = {
     "star": 6.4,
     "diamond": 3.2,
     "triangle": 3.8,
+    "wedge": 3.8,
     "cross": 4.0,
     "block": 8.0,
 }

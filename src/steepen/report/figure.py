@@ -24,18 +24,26 @@ if TYPE_CHECKING:
 MANY_NAMES = 11  # more of them do not fit under one column
 
 
-def save_panels(panels: Sequence[Panel], path: Path, titles: dict[str, str] = ARM_TITLES) -> None:
-    """Write one figure of some panels, in the format of the file's name."""
+def save_panels(
+    panels: Sequence[Panel],
+    path: Path,
+    titles: dict[str, str] = ARM_TITLES,
+    size: tuple[float, float] | None = None,
+) -> None:
+    """Write one figure of some panels, in the format of the file's name; `size` is in inches."""
     kind = figure_format(path)
-    write_atomically(path, figure_files(panels, titles, (kind,))[kind])
+    write_atomically(path, figure_files(panels, titles, (kind,), size)[kind])
 
 
 @figure_style()
 def figure_files(
-    panels: Sequence[Panel], titles: dict[str, str], formats: tuple[Format, ...]
+    panels: Sequence[Panel],
+    titles: dict[str, str],
+    formats: tuple[Format, ...],
+    size: tuple[float, float] | None = None,
 ) -> dict[Format, bytes]:
     """One figure of one or more panels with a common legend, as the bytes of each format's file."""
-    figure, _ = draw_figure(panels, titles)
+    figure, _ = draw_figure(panels, titles, size=size)
     return {kind: figure_bytes(figure, kind) for kind in formats}
 
 
@@ -51,13 +59,18 @@ def plot_panel(axes: Axes, panel: Panel, titles: dict[str, str]) -> None:
 
 
 def draw_figure(
-    panels: Sequence[Panel], titles: dict[str, str], *, legend: bool = True, title: bool = True
+    panels: Sequence[Panel],
+    titles: dict[str, str],
+    *,
+    legend: bool = True,
+    title: bool = True,
+    size: tuple[float, float] | None = None,
 ) -> tuple[Figure, list[DrawnPanel]]:
     """The panels in a grid, the names of all curves under it. Call it inside `figure_style()`."""
     panels = [panel_with_titles(panel, titles) for panel in panels]
     columns = grid_columns(panels)
     rows = math.ceil(len(panels) / columns)
-    width = _width(panels, columns)
+    width = _width(panels, columns) if size is None else size[0] / columns
     heights = [
         max(_height(panel, width) for panel in panels[row * columns : (row + 1) * columns])
         for row in range(rows)
@@ -66,6 +79,9 @@ def draw_figure(
     handles, labels = legend_handles(curves) if legend else ([], [])
     per_row = legend_columns(labels, columns * width)
     legend_height = 0.165 * math.ceil(len(labels) / per_row)
+    if size is not None:
+        scale = max(size[1] - legend_height, 0.5) / sum(heights)
+        heights = [scale * height for height in heights]
     figure = new_figure(columns * width, sum(heights) + legend_height)
     layout = figure.get_layout_engine()
     assert layout is not None

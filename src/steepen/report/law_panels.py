@@ -14,6 +14,7 @@ from steepen.laws.ladder import Ladder
 from steepen.studies.answer import Axis, Panel, Series
 from steepen.studies.ladders.verdict_report import exponent_panel, multiplier_panel
 from steepen.studies.plotting import censored_points, line, optimum_star, parabola, points
+from steepen.utils.cost_axis import cost_axis
 from steepen.utils.formatting import format_flops
 
 CONTOURS = 8
@@ -25,7 +26,7 @@ def compute_panels(analysis: LadderAnalysis, ladders: dict[str, Ladder]) -> list
     curves: dict[str, dict[str, Any]] = {name: {"arm": name} for name in analysis.primary_fit.arms}
     return [
         loss_panel(analysis, ladders),
-        multiplier_panel(analysis, curves, "flops"),
+        multiplier_panel(analysis, curves),
         exponent_panel(analysis, curves),
     ]
 
@@ -47,7 +48,10 @@ def loss_panel(analysis: LadderAnalysis, ladders: dict[str, Ladder]) -> Panel:
             held: dict[str, Any] = {"role": "held_out", "marker": "square", "filled": False, **arm}
             series.append(points(name, [out.flops], [out.observed], **held))
     return Panel(
-        "Loss and fitted laws", Axis("training compute (FLOPs)", "log"), Axis("loss", "log"), tuple(series)
+        "Loss and fitted laws",
+        Axis(cost_axis(analysis.request.unit).label, "log"),
+        Axis("loss", "log"),
+        tuple(series),
     )
 
 

@@ -34,20 +34,23 @@ GLYPHS = {
     "square": "■□",
     "diamond": "◆◇",
     "triangle": "▲△",
+    "wedge": "▼▽",
     "cross": "✖✕",
     "block": "■□",
 }
 
 
-def render_page(studies: Sequence[LoadedStudy], links: Links | None = None) -> str:
-    """The page of one or more studies; `links` leads to files beside it."""
+def render_page(
+    studies: Sequence[LoadedStudy], links: Links | None = None, titles: dict[str, str] | None = None
+) -> str:
+    """The page of one or more studies; `links` leads to files beside it, `titles` are the names of arms."""
     import jinja2
 
     assets = files("steepen.report") / "assets"
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    page = _Page(studies, links or {})
+    page = _Page(studies, links or {}, arm_titles(studies) if titles is None else titles)
     sections = [page.study(StudyContent.of(i, study, page.titles)) for i, study in enumerate(studies)]
     script = (assets / "page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -66,14 +69,16 @@ def render_page(studies: Sequence[LoadedStudy], links: Links | None = None) -> s
 class _Page:
     """Builds the template's values from answers, and collects the colours in use."""
 
-    def __init__(self, studies: Sequence[LoadedStudy], links: Links) -> None:
-        self.titles = arm_titles(studies)
+    def __init__(self, studies: Sequence[LoadedStudy], links: Links, titles: dict[str, str]) -> None:
+        self.titles = titles
         self.links = links
         self.records: dict[str, RunRecord] = {r.run: r for study in studies for r in study.records}
         self.classes: dict[Colour, str] = {}
         self.colour_class(NEUTRAL)
         arms = {record.spec.arm.name for record in self.records.values()}
         arms |= {s.arm for study in studies for p in study.answer.panels for s in p.series if s.arm}
+        drawn = [s for study in studies for p in study.answer.panels for s in p.series]
+        self.colours = {arm_key(s.arm): Colour(*s.colour) for s in drawn if s.arm and s.colour}
         arms |= {judged.arm for study in studies for judged in study.answer.verdicts}
         self.arms = {arm_key(arm) for arm in arms}
         names = {*arms, *(self.titles[arm] for arm in self.arms if arm in self.titles)}
@@ -95,9 +100,13 @@ class _Page:
         )
         return f":root{{--paper:{LIGHT_BACKGROUND}}}{light}{dark_screen}"
 
+    def shade(self, arm: str) -> str:
+        """The class of an arm's colour: that of its figures."""
+        return self.colour_class(self.colours.get(arm_key(arm)) or arm_colour(arm))
+
     def arm(self, name: str, variant: str = "") -> Markup:
         """An arm's title in its colour."""
-        shade = self.colour_class(arm_colour(name))
+        shade = self.shade(name)
         title = ladder_title(name, variant, self.titles)
         return Markup('<span class="arm {}">{}</span>').format(shade, title)
 
@@ -120,7 +129,7 @@ class _Page:
         text = re.sub(r"(?<=[ (])-(?=[\d.])", "−", text)
         out, end = Markup(), 0
         for match in self.pattern.finditer(text):
-            shade = self.colour_class(arm_colour(match.group()))
+            shade = self.shade(match.group())
             out += escape(text[end : match.start()])
             out += Markup('<span class="name {}">{}</span>').format(shade, match.group())
             end = match.end()
@@ -145,7 +154,7 @@ class _Page:
             "verdicts": [
                 {
                     **self.verdict(judged),
-                    "shade": self.colour_class(arm_colour(judged.arm)),
+                    "shade": self.shade(judged.arm),
                     "more": [self.prose(line) for line in judged.verdict.what_would_change],
                 }
                 for judged in answer.primary_verdicts

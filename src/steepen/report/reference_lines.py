@@ -26,7 +26,7 @@ def draw_reference_lines(axes: Axes, panel: Panel, inches: tuple[float, float], 
     """Draw `panel.lines` behind its series, which are drawn already; ids are `r0`, `r0-t`, `r1` …"""
     covered, used = _covered(axes, panel), list[Box]()
     letter = 0.85 * font / 72  # inches
-    style: dict[str, Any] = {"color": NEUTRAL.light, "lw": 0.6, "ls": (0, (1, 1.6)), "zorder": 1}
+    style: dict[str, Any] = {"color": NEUTRAL.light, "lw": 0.5, "zorder": 1}
     for i, (direction, value, text) in enumerate(panel.lines):
         if not can_show(value, panel.x if direction == "x" else panel.y):
             continue

@@ -11,7 +11,9 @@ import functools
 import inspect
 import re
 import sys
+import typing
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,9 +22,11 @@ from rich.markup import escape
 
 from steepen.errors import SteepenError
 from steepen.requests.request import Argument, Field, Request, fields_of, replace_fields
+from steepen.utils.codec import Option
 from steepen.utils.values import metavar, repeats
 
 OUTPUT = "Output"  # panel of --json, --figure and --write-table
+FIGURE = "figure_option_"  # before the names of the figure's options among those of typer
 
 
 def command_function(kind: type[Request[Any]]) -> Callable[..., None]:
@@ -31,17 +35,24 @@ def command_function(kind: type[Request[Any]]) -> Callable[..., None]:
 
     def run(**words: Any) -> None:
         as_json, figure = words.pop("as_json", False), words.pop("figure_file", None)
+        drawn = {
+            name.removeprefix(FIGURE): words.pop(name) for name in list(words) if name.startswith(FIGURE)
+        }
+        drawn = {name: value for name, value in drawn.items() if value is not None}
+        page: str | None = words.pop("report_file", None)
         tables: list[str] = words.pop("table_files", None) or []
         given = {name: value for name, value in words.items() if value is not None and value != []}
         try:
             request = kind(**given)
-            _check_suffixes(figure, tables)
+            _check_suffixes(figure, tables, page)
             result = request.run_in_terminal(bool(as_json))
         except SteepenError as error:
             error.args = (with_flags(kind, str(error)),)
             raise
         if result is not None:
-            _show(result, bool(as_json), figure, tables)
+            if found := getattr(result, "problems", ()):
+                result.with_problems(tuple(replace(one, done=with_flags(kind, one.done)) for one in found))
+            _show(result, bool(as_json), figure, drawn, tables, page)
 
     parameters = [_parameter(kind, field) for field in fields]
     parameters += [
@@ -118,6 +129,7 @@ def default_text(field: Field) -> str:
 
 
 def _output_options(kind: type[Request[Any]]) -> dict[str, Any]:
+    from steepen.report.figure_options import figure_hints
     from steepen.results.render import WRITERS
 
     found: dict[str, Any] = {
@@ -134,6 +146,18 @@ def _output_options(kind: type[Request[Any]]) -> dict[str, Any]:
             typer.Option("--figure", help="Draw the result to this .pdf, .png or .svg.", metavar="<path>",
                          show_default=False, rich_help_panel=OUTPUT),
         ]  # fmt: skip
+        found["report_file"] = Annotated[
+            str | None,
+            typer.Option("--report", help="Write a self-contained page of the result to this .html.",
+                         metavar="<path>", show_default=False, rich_help_panel=OUTPUT),
+        ]  # fmt: skip
+        for name, hint in figure_hints().items():
+            option = next(one for one in typing.get_args(hint) if isinstance(one, Option))
+            found[FIGURE + name] = Annotated[
+                str | None,
+                typer.Option(f"--figure-{name}", help=f"Of the figure: {option.help}", metavar=metavar(hint),
+                             show_default=False, rich_help_panel=OUTPUT),
+            ]  # fmt: skip
     if kind.tables:
         kinds = ", ".join(WRITERS)
         found["table_files"] = Annotated[
@@ -144,9 +168,12 @@ def _output_options(kind: type[Request[Any]]) -> dict[str, Any]:
     return found
 
 
-def _check_suffixes(figure: str | None, tables: list[str]) -> None:
+def _check_suffixes(figure: str | None, tables: list[str], page: str | None) -> None:
     """Reject a file name that no renderer writes, before anything runs."""
-    from steepen.results.render import check_figure, check_table
+    from steepen.results.render import check_figure, check_report, check_table
+
+    if page is not None:
+        check_report(Path(page))
 
     if figure is not None:
         check_figure(Path(figure))
@@ -154,21 +181,30 @@ def _check_suffixes(figure: str | None, tables: list[str]) -> None:
         check_table(Path(path))
 
 
-def _show(result: Any, as_json: bool, figure: str | None, tables: list[str]) -> None:
+def _show(
+    result: Any,
+    as_json: bool,
+    figure: str | None,
+    drawn: dict[str, str],
+    tables: list[str],
+    page: str | None,
+) -> None:
     """Print the result and write its files."""
     from steepen.utils.formatting import wrap_to_terminal
 
     for note in result.notes:
         print(wrap_to_terminal(f"note: {note}", sys.stderr), file=sys.stderr)
     if figure is not None:
-        result.save_figure(figure)
+        result.save_figure(figure, **drawn)
     for path in tables:
         result.write_table(path)
+    if page is not None:
+        result.write_report(page, **drawn)
     if as_json:
         print(result.to_json())
         return
     result.print()
-    for word, path in (("figure", figure), *(("table", path) for path in tables)):
+    for word, path in (("figure", figure), *(("table", path) for path in tables), ("report", page)):
         if path is not None:
             print(f"{word}: {path}")
 

@@ -12,7 +12,7 @@ from steepen.requests.tables import ReadsTable
 from steepen.results.fit import ChinchillaResult, ComputeResult, IsoflopResult
 from steepen.utils.codec import Range
 from steepen.utils.console import spinner
-from steepen.utils.values import Confidence, Flops, Level, Noise, Seed
+from steepen.utils.values import Confidence, Flops, Level, Noise, Numbers, Seed
 
 if TYPE_CHECKING:
     from steepen.laws.fits.chinchilla import ChinchillaLoss
@@ -28,6 +28,11 @@ ISOFLOP = "Law: isoflop"
 INTERVALS = "Intervals"
 FORECASTS = "Registered forecasts"
 
+NEEDS = {  # columns of each law
+    "compute": ("flops", "loss"),
+    "chinchilla": ("parameters", "tokens", "loss"),
+    "isoflop": ("budget", "x", "loss"),
+}
 MAX_CHINCHILLA_DRAWS = 500  # a percentile interval no longer changes; more draws only take time
 
 
@@ -72,6 +77,10 @@ class Fit(ReadsTable, Request[FitResult]):
     ] = ()
     budget: Annotated[
         Flops | None, Option("Compute in FLOPs to predict at, besides 10 and 1000 times the top rung.")
+    ] = None
+    predict: Annotated[
+        Numbers | None,
+        Option("Print the loss of every arm at these FLOPs, with intervals for one run: 1e21,1e22.", COMPUTE),
     ] = None
 
     method: Annotated[
@@ -165,6 +174,8 @@ class Fit(ReadsTable, Request[FitResult]):
 
     def check(self) -> None:
         """Reject registered forecasts of other laws, without a budget, or that are not there."""
+        if self.x != "flops" and self.law != "compute":
+            raise UsageError("`x` is for `law` compute.")
         if (self.register or self.score) and self.law != "compute":
             raise UsageError("`register` and `score` are for `law` compute.")
         if self.register and self.budget is None:
@@ -174,9 +185,9 @@ class Fit(ReadsTable, Request[FitResult]):
 
     def run(self) -> FitResult:
         """Read the table and fit the law."""
-        table, request = self.read_table(), self._as_published()
+        table, request = self.read_table(NEEDS[self.law]), self._as_published()
         fits = {"compute": _fit_compute, "chinchilla": _fit_chinchilla, "isoflop": _fit_isoflop}
-        return fits[self.law](request, table)
+        return fits[self.law](request, table).with_problems(table.problems)
 
     def _as_published(self) -> Fit:
         """The request, with the paper's reference, hold-outs and C0 for the paper's own ladders."""
@@ -209,7 +220,6 @@ def _fit_compute(request: Fit, table: Table) -> ComputeResult:
     from steepen.utils.process_pool import usable_cores
 
     if not table.has("arm"):
-        table.require(["flops", "loss"])  # before the arm is added, which the data do not have
         table = replace(table, columns={**table.columns, "arm": ("runs",) * len(table)})
     arms = read_ladders(table)
     settings = AnalysisRequest(
@@ -217,7 +227,7 @@ def _fit_compute(request: Fit, table: Table) -> ComputeResult:
         method=request.method, reference_law=request.reference_law, interpolate=request.interpolate,
         c0=request.c0, noise=request.noise, level=request.level, adjust=request.adjust, margin=request.margin,
         lr_regret=request.lr_regret, confidence=request.confidence, draws=request.draws, seed=request.seed,
-        budget=request.budget, extrapolate=request.extrapolate,
+        budget=request.budget, extrapolate=request.extrapolate, unit=table.axis.unit,
     )  # fmt: skip
     done: list[str] = []
     with spinner(f"fitting {len(arms)} arms") as update:
@@ -233,7 +243,8 @@ def _fit_compute(request: Fit, table: Table) -> ComputeResult:
     if request.register and request.budget:
         written = register_forecasts(request.register, analysis, ladders, request.budget, arms)
         registered = tuple(score_registered(written, {}))
-    return ComputeResult(analysis, ladders, registered, scored)
+    found = ComputeResult(analysis, ladders, registered, scored)
+    return replace(found, predictions=found.predict(request.predict)) if request.predict else found
 
 
 def _fit_chinchilla(request: Fit, table: Table) -> ChinchillaResult:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from steepen.errors import UsageError
 from steepen.requests.request import Argument, Option
@@ -29,7 +29,9 @@ class ReadsTable:
     table: Annotated[
         Any,
         Argument(
-            "CSV, TSV, JSON, Parquet or Excel, or the paper's own runs: paper:fineweb, paper:fineweb-edu.",
+            "CSV, TSV, JSON, Parquet or Excel file, - for standard input; runs of a tracker: "
+            "wandb:ENTITY/PROJECT, mlflow:EXPERIMENT, trackio:PROJECT, or a folder of W&B, MLflow, "
+            "TensorBoard or steepen runs; or the paper's own runs: paper:fineweb, paper:fineweb-edu.",
             python="Also a pandas, polars or Arrow frame, a dict of columns, a list of dicts, or open_runs.",
         ),
     ]
@@ -37,8 +39,9 @@ class ReadsTable:
     columns: Annotated[
         Pairs | None,
         Option(
-            "Names of the table's columns: loss=loss_c4_val,arm=dataset. Usual names (C, compute, params, N, "
-            "D, val_loss) are recognized.",
+            "Names of the table's columns, or of a tracker's metrics and settings: "
+            "loss=eval/loss,arm=model.name,dataset=corpus. Usual names (C, compute, params, N, D, val_loss, "
+            "tokens (B), pf_days) are recognized.",
             TABLE,
         ),
     ] = None
@@ -50,32 +53,95 @@ class ReadsTable:
             TABLE,
         ),
     ] = ()
+    at: Annotated[
+        str,
+        Option(
+            "Which value of a tracker's metric counts: final, best (the lowest), or that at a step.", TABLE
+        ),
+    ] = "final"
+    x: Annotated[
+        str,
+        Option(
+            "What laws are fitted along: flops, hours, seconds, tokens, dollars, or another column.",
+            TABLE,
+        ),
+    ] = "flops"
+    flops: Annotated[
+        Literal["table", "6nd"],
+        Option("table, or 6nd: 6·N·D from parameters and tokens, in every row.", TABLE),
+    ] = "table"
+    drop_missing: Annotated[bool, Option("Leave out rows that lack a value.", TABLE)] = False
+    keep_diverged: Annotated[
+        bool, Option("Keep runs whose loss is far above that of their arm's other runs.", TABLE)
+    ] = False
+    write_runs: Annotated[
+        Path | None, Option("Write the runs as they were understood to this .csv.", TABLE)
+    ] = None
 
-    def read_table(self) -> Table:
-        """The table's rows that satisfy every condition, with columns under our names."""
-        return as_table(self.table, columns=self.columns, where=self.where)
+    def read_table(self, needs: tuple[str, ...]) -> Table:
+        """The runs, with the columns that a law needs as numbers under our names, and what was done."""
+        from steepen.laws.clean_table import Cleaning, clean
+
+        table = as_table(self.table, columns=self.columns, where=self.where, at=self.at)
+        cleaning = Cleaning(needs, self.x, self.flops, self.drop_missing, self.keep_diverged)
+        found = clean(table, cleaning)
+        if self.write_runs is not None:
+            _write_runs(found, self.write_runs)
+        return found
+
+
+def _write_runs(table: Table, path: Path) -> None:
+    """Every column of the rows in use, with those that were understood first."""
+    from steepen.results.render import to_csv
+    from steepen.results.table import Table as Rows
+    from steepen.utils.files import write_atomically
+
+    if path.suffix.lower() != ".csv":
+        raise UsageError(f"`write_runs` {path.name} must end in .csv.")
+    own = ("arm", *table.cleaning.needs) if table.cleaning else ()
+    names = [name for name in own if name in table.columns]
+    names += [name for name in table.columns if name not in own]
+    rows = tuple(zip(*(table.columns[name] for name in names), strict=True))
+    write_atomically(path, to_csv(Rows(table.source, tuple(names), rows)))
 
 
 def as_table(
-    data: Any, *, columns: Mapping[str, str] | None = None, where: Sequence[str] = (), name: str = "table"
+    data: Any,
+    *,
+    columns: Mapping[str, str] | None = None,
+    where: Sequence[str] = (),
+    at: str = "final",
+    name: str = "table",
 ) -> Table:
     """A table of runs from a file's path or from data in memory.
 
-    `data` is a path, `paper:fineweb`, a frame (of pandas, of polars, or anything with the Arrow PyCapsule or
+    `data` is what `read_table` reads, a frame (of pandas, of polars, or anything with the Arrow PyCapsule or
     the dataframe interchange protocol), a dict of columns, a list of dicts, or `Runs`. `columns` maps our
     names to the data's own: `{"loss": "val_loss"}`. `where` keeps the rows that satisfy every condition.
     """
     from steepen.laws.read_table import read_table
     from steepen.laws.table import table_from
 
+    if isinstance(data, str | Path) and (rows := _own_runs(Path(data))) is not None:
+        data, name = rows, str(data)
     if isinstance(data, str | Path):
-        table = read_table(data)
+        return read_table(data, columns=columns, where=where, at=at)
     else:
         found = _columns(data)
         if not found:
             raise UsageError(f"the {name} has no columns.")
-        table = table_from(found, name)
-    return table.rename(columns or {}).where(where)
+        return table_from(found, name).rename(columns or {}).where(where)
+
+
+def _own_runs(path: Path) -> list[dict[str, Any]] | None:
+    """The fields of the finished runs in a directory of steepen's; None if it is none."""
+    if not path.is_dir() or next(path.glob("*/record.json"), None) is None:
+        return None
+    from steepen.runs.fields import all_run_fields
+    from steepen.runs.store import RunStore
+
+    store = RunStore(path)
+    return [row for row in all_run_fields(store, store.rows()) if row["status"] == "finished"]
 
 
 def _columns(data: Any) -> dict[str, Sequence[Any]]:

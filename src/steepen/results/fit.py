@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from steepen.errors import UsageError
 from steepen.results.panel import Panel
+from steepen.results.predict import Predictions, predict
 from steepen.results.result import Result
 from steepen.results.table import Column, Table, table_of
 from steepen.results.text import Block, Lines, Paragraph, table_width
+from steepen.utils.cost_axis import cost_axis
 from steepen.utils.formatting import MISSING, format_flops, format_value, percent, pretty_exponents
 
 if TYPE_CHECKING:
@@ -105,10 +107,21 @@ class ComputeResult(Result):
     forecasts that were written down, `scored` those that were compared with runs.
     """
 
+    schema = "steepen.fit.compute/1"
+
     analysis: LadderAnalysis
     ladders: dict[str, Ladder]
     registered: tuple[ScoredForecast, ...] = ()
     scored: tuple[ScoredForecast, ...] = ()
+    predictions: Predictions | None = None
+
+    def predict(self, flops: float | Iterable[float]) -> Predictions:
+        """The loss of every arm at one or more computes, with intervals for one run."""
+        return predict(self.analysis, self.ladders, flops)
+
+    def warnings(self) -> Sequence[str]:
+        """Warnings about the table and the fit."""
+        return self.analysis.warnings
 
     @property
     def verdicts(self) -> dict[str, Verdict]:
@@ -160,6 +173,8 @@ class ComputeResult(Result):
         for name in ("registered", "scored"):
             if forecasts := getattr(self, name):
                 found[name] = [one.to_dict() for one in forecasts]
+        if self.predictions is not None:
+            found["predictions"] = self.predictions.to_rows()
         return found
 
     def panels(self) -> list[Panel]:
@@ -187,6 +202,8 @@ class ComputeResult(Result):
             yield multiplier_table(self.analysis.multipliers)
         for fit in self.analysis.fits.values():
             yield law_table(fit)
+        if self.predictions is not None:
+            yield self.predictions.table()
         for held in self.analysis.hold_out:
             yield from _held_out(held)
         for warning in self.analysis.warnings:
@@ -200,7 +217,8 @@ class ComputeResult(Result):
 def verdict_table(analysis: LadderAnalysis, width: int) -> Table:
     """The answers, a row for each arm; without the tests of hypotheses where long names need their place."""
     verdicts = list(analysis.verdicts.values())
-    title = f"Does the gain over {analysis.request.reference} grow with compute, and by what?"
+    noun = cost_axis(analysis.request.unit).noun
+    title = f"Does the gain over {analysis.request.reference} grow with {noun}, and by what?"
     levels = [verdict.level for verdict in verdicts]
     if analysis.request.adjust and len(levels) > 1:
         each = " to ".join(dict.fromkeys(f"{level:.2g}" for level in (min(levels), max(levels))))
@@ -220,7 +238,8 @@ def verdict_table(analysis: LadderAnalysis, width: int) -> Table:
         Column("E only", ".1g", value=lambda v: v.p_irreducible_hypothesis),
     ]
     for chosen in ([*columns, *tests], columns):
-        caption = "\n".join(_verdict_legend(verdicts, len(chosen) > len(columns)))
+        legend = _verdict_legend(verdicts, len(chosen) > len(columns))
+        caption = "\n".join(legend).replace("compute", noun)
         table = table_of(verdicts, chosen, title, caption)
         if table_width(table) <= width:
             return table

@@ -43,6 +43,7 @@ class Series:
     y: tuple[float, ...]  # of a band: its lower edge
     y_high: tuple[float, ...] = ()  # of a band: its upper edge
     arm: str | None = None  # decides the colour, the same on every figure
+    colour: tuple[str, str] | None = None  # for light and dark pages, instead of the arm's
     variant: str = ""  # which of several ladders of an arm: another recipe or optimizer
     level: float | None = None  # value that orders the curves of a family: decides the shade
     family: str = ""  # what the level is: "depth", "passes", "FLOPs"; each family has shades of its own
@@ -51,7 +52,7 @@ class Series:
     detail: str = ""  # a value of this curve alone, such as its exponent
     style: Literal["solid", "dashed", "dotted"] = "solid"
     filled: bool = True
-    marker: Literal["circle", "star", "square", "diamond", "triangle", "cross", "block"] = "circle"
+    marker: Literal["circle", "star", "square", "diamond", "triangle", "wedge", "cross", "block"] = "circle"
     runs: tuple[str, ...] = ()  # run hashes, point by point
     low: tuple[float, ...] = ()  # error bars of points and bars, point by point: the lower ends …
     high: tuple[float, ...] = ()  # … and the upper ends, along y (along x where y has names)

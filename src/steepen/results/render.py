@@ -144,6 +144,12 @@ def check_figure(path: Path) -> None:
         raise UsageError(f"the figure {path.name} must end in {_one_of(FIGURES)}.")
 
 
+def check_report(path: Path) -> None:
+    """Raise UsageError for a file that is no page."""
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"the report {path.name} must end in .html.")
+
+
 def _one_of(endings: Iterable[str]) -> str:
     *first, last = endings
     return f"{', '.join(first)} or {last}"

@@ -4,22 +4,45 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from steepen.errors import UsageError
 from steepen.results.panel import Panel
-from steepen.results.render import EVERY_COLUMN, WRITERS, check_figure, check_table, to_html, to_latex
+from steepen.results.render import (
+    EVERY_COLUMN,
+    WRITERS,
+    check_figure,
+    check_report,
+    check_table,
+    to_html,
+    to_latex,
+)
 from steepen.results.table import Table, columns_of, row_dict, table_of
 
 if TYPE_CHECKING:
+    from steepen.laws.clean_table import Problem
     from steepen.results.text import Block
+
+STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
+MAX_PROBLEMS = 8  # shown in a terminal
 
 
 class Result(ABC):
-    """A result with typed rows. Subclasses say what its rows, its headline, its text and its panels are."""
+    """A result with typed rows. Subclasses say what its rows, its headline, its text and its panels are.
+
+    `problems` are those of the table that it was computed from, with what was done about each.
+    """
+
+    problems: tuple[Problem, ...] = ()
+    schema: ClassVar[str] = ""  # name and version of the JSON, where programs may rely on it
+
+    def with_problems(self, problems: tuple[Problem, ...]) -> Self:
+        """The result with the problems of its table, which it prints first."""
+        object.__setattr__(self, "problems", problems)
+        return self
 
     @property
     @abstractmethod
@@ -85,7 +108,12 @@ class Result(ABC):
         """The result as JSON text; NaN and infinities are null."""
         from steepen.utils.json_io import to_json
 
-        return to_json(self.to_dict())
+        found = self.to_dict()
+        if self.schema:
+            found = {"schema": self.schema, **found}
+        if self.problems:
+            found = {**found, "problems": [asdict(one) for one in self.problems]}
+        return to_json(found)
 
     def to_latex(self, caption: str = "", label: str = "") -> str:
         """A booktabs table of the rows, rounded for people; within a float where a caption is given."""
@@ -104,35 +132,87 @@ class Result(ABC):
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the first panel into a matplotlib Axes (a new one where none is given) and return it."""
-        from steepen.report.colours import ARM_TITLES
         from steepen.report.figure import plot_panel
+        from steepen.report.figure_options import FigureOptions
 
         if ax is None:
             from matplotlib import pyplot
 
             ax = pyplot.subplots(figsize=(5.0, 3.6), layout="constrained")[1]  # a notebook shows it
-        plot_panel(ax, self.panels()[0], ARM_TITLES)
+        plot_panel(ax, FigureOptions().apply(self.panels())[0], {})
         return ax
 
-    def save_figure(self, path: str | Path) -> Path:
-        """Write the figure of all panels as PDF, SVG or PNG."""
+    def save_figure(self, path: str | Path, **options: Any) -> Path:
+        """Write the figure of all panels as PDF, SVG or PNG; arms are named as they are in the table.
+
+        `options` are those of `report.figure_options.FigureOptions`: panels, size, labels, colours, order.
+        """
         from steepen.report.figure import save_panels
+        from steepen.report.figure_options import figure_options
 
         check_figure(Path(path))
-        save_panels(self.panels(), Path(path))
+        chosen = figure_options(options)
+        save_panels(chosen.apply(self.panels()), Path(path), chosen.titles, chosen.size)
         return Path(path)
+
+    def write_report(self, path: str | Path, **options: Any) -> Path:
+        """Write a page of HTML that needs nothing else: answers, problems of the table, figures and tables.
+
+        `options` are those of `save_figure`.
+        """
+        from steepen.report.figure_options import figure_options
+        from steepen.report.result_page import result_page
+        from steepen.results.text import WIDTH, Lines, Paragraph
+        from steepen.utils.files import write_atomically
+
+        target, chosen = Path(path), figure_options(options)
+        check_report(target)
+        blocks = list(self.blocks(WIDTH))
+        verdicts: dict[str, Any] = getattr(self, "verdicts", {})
+        # Sentences of verdicts are on the page as verdicts.
+        texts = [
+            b.text for b in blocks if isinstance(b, Lines) or (isinstance(b, Paragraph) and not verdicts)
+        ]
+        page = result_page(
+            self.headline(),
+            panels=chosen.apply(self.panels()),
+            tables=[block for block in blocks if isinstance(block, Table)],
+            verdicts=verdicts,
+            findings=[line for text in texts for line in text.splitlines() if line.strip()],
+            cautions=[f"{one.severity}: {one.sentence()}." for one in self.problems],
+            warnings=list(self.warnings()),
+            titles=chosen.titles,
+        )
+        write_atomically(target, page)
+        return target
+
+    def warnings(self) -> Sequence[str]:
+        """Warnings about the result, one sentence each."""
+        return ()
 
     def print(self) -> None:
         """Print the result to the terminal, in its width and with colours."""
         from steepen.results.text import print_blocks
 
-        print_blocks(self.blocks)
+        print_blocks(self._all_blocks)
 
     def summary(self) -> str:
         """The same as plain text of 80 columns."""
         from steepen.results.text import to_text
 
-        return to_text(self.blocks)
+        return to_text(self._all_blocks)
+
+    def _all_blocks(self, width: int) -> Iterable[Block]:
+        """The problems of the table, worst first, then the result."""
+        from steepen.results.text import Paragraph
+
+        for one in self.problems[:MAX_PROBLEMS]:
+            yield Paragraph(f" {one.sentence()}.", f"{one.severity}:", STYLES[one.severity])
+        if len(self.problems) > MAX_PROBLEMS:
+            yield Paragraph(f"… and {len(self.problems) - MAX_PROBLEMS} more, in the JSON")
+        if self.problems:
+            yield Paragraph()
+        yield from self.blocks(width)
 
     def __repr__(self) -> str:
         return f"<{self.headline()}>"

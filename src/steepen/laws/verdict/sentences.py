@@ -16,6 +16,7 @@ from steepen.laws.verdict.sensitivity import (
     DriftShape,
     MistuningTolerance,
 )
+from steepen.utils.cost_axis import cost_axis
 from steepen.utils.formatting import format_flops, percent
 
 DRIFT_WORDS: dict[DriftShape, str] = {
@@ -489,7 +490,7 @@ def _multiplier(v: Evidence) -> str:
 
 def _cost(v: Evidence) -> str:
     """The noun for the ladders' x axis."""
-    return "compute" if v.unit == "FLOPs" else "time"
+    return cost_axis(v.unit).noun
 
 
 def _at_top(v: Evidence) -> str:

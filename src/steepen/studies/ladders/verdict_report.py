@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,12 +14,8 @@ from steepen.recipe.hyperparameters import with_paper_code
 from steepen.studies.answer import Axis, Panel, Series, StudyFit, StudyVerdict, Table
 from steepen.studies.ladders.ladder_runs import Measure, MeasuredLadder, cost_of
 from steepen.studies.plotting import finite_or_none, line, points
+from steepen.utils.cost_axis import cost_axis
 from steepen.utils.formatting import percent
-
-AXIS_WORDS: dict[Measure, tuple[str, str]] = {  # an axis label, and the noun for titles
-    "flops": ("training compute (FLOPs)", "compute"),
-    "seconds": ("training time (seconds)", "time"),
-}
 
 
 def study_verdicts(
@@ -55,7 +52,7 @@ def what_would_change(analysis: LadderAnalysis) -> list[str]:
 
 def verdict_table(analysis: LadderAnalysis, by: Measure = "flops") -> Table:
     """One row per ladder: its verdict, its exponent, and its multiplier at the lowest and highest budget."""
-    _, noun = AXIS_WORDS[by]
+    noun = cost_axis(by).noun
     rows: list[tuple[object, ...]] = []
     for name, law in analysis.primary_fit.arms.items():
         verdict = analysis.verdicts.get(name)
@@ -131,7 +128,7 @@ def _levels(analysis: LadderAnalysis) -> str:
 
 def hypotheses_table(analysis: LadderAnalysis, by: Measure = "flops") -> Table:
     """Each arm's multipliers beyond the ladder under every hypothesis that is not rejected."""
-    _, noun = AXIS_WORDS[by]
+    noun = cost_axis(by).noun
     rows: list[tuple[object, ...]] = []
     for name, verdict in analysis.verdicts.items():
         row: list[object] = [name]
@@ -197,7 +194,7 @@ def ladder_panels(
     analysis: LadderAnalysis, measured: Sequence[MeasuredLadder], by: Measure = "flops"
 ) -> LadderPanels:
     """Loss with fitted laws, reducible loss, multipliers with bands, and exponent against constant."""
-    label, noun = AXIS_WORDS[by]
+    label, noun = cost_axis(by).label, cost_axis(by).noun
     group = "Laws" if by == "flops" else f"Laws and multipliers per {noun}"
     head = analysis.primary_fit
     irreducible = next(iter(head.arms.values())).e.value
@@ -235,7 +232,7 @@ def ladder_panels(
             group=group,
         ),
         multipliers=replace(
-            multiplier_panel(analysis, curves, by), lead=by == "flops", group="" if by == "flops" else group
+            multiplier_panel(analysis, curves), lead=by == "flops", group="" if by == "flops" else group
         ),
         exponents=replace(exponent_panel(analysis, curves), group=group),
         paper_exponents=replace(
@@ -253,9 +250,10 @@ def _curve_fields(one: MeasuredLadder) -> dict[str, Any]:
     return {"arm": one.spec.arm.name, "variant": one.spec.variant}
 
 
-def multiplier_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]], by: Measure) -> Panel:
+def multiplier_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]]) -> Panel:
     """Multipliers over the reference; `curves` are the fields of `Series` that give each arm its colour."""
-    label, noun = AXIS_WORDS[by]
+    axis = cost_axis(analysis.request.unit)
+    label, noun = axis.label, axis.noun
     series: list[Series] = []
     for name, found in analysis.multipliers.items():
         curve = curves[name]
@@ -285,7 +283,7 @@ def multiplier_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]]
     return Panel(
         f"{noun.capitalize()} multiplier over {reference}",
         Axis(f"{label} of {reference}", "log"),
-        Axis("multiplier", "log"),
+        Axis(f"{noun} multiplier (× less for the same loss)", "log"),
         tuple(series),
         lines=(("y", 1.0, reference),),
         caption="A flat curve means a better constant, a rising one a better exponent (or a lower "
@@ -303,21 +301,16 @@ def exponent_panel(
     series: list[Series] = []
     for name, law in fit.arms.items():
         x, y = law.log_a.value, law.gamma.value
-        series.append(Series(name, "points", (x,), (y,), **curves[name]))
-        for (low, high), condition, style in (
-            (law.gamma.unconditional, "E unknown", "dotted"),
-            (law.gamma.conditional, "given E", "solid"),
-        ):
-            if finite_or_none(low) is not None and finite_or_none(high) is not None:
-                note = f"interval, {condition}"
-                series.append(
-                    line(name, (x, x), (low, high), role="fit", note=note, style=style, **curves[name])
-                )
+        low, high = law.gamma.unconditional
+        bars = {"low": (low,), "high": (high,)} if math.isfinite(low) and math.isfinite(high) else {}
+        series.append(Series(name, "points", (x,), (y,), **bars, **curves[name]))
     return Panel(
-        "Exponent against constant", Axis("log A (reducible loss at C0)", reverse=True), Axis("γ"),
+        "Exponent against constant",
+        Axis("log A at C0 (falling: better to the right)", reverse=True),
+        Axis("exponent γ (better upwards)"),
         tuple(series),
         caption=f"At C0 = {fit.c0:.3g}; bars are {percent(analysis.request.confidence)} "
-        "intervals: solid given E, dotted with E unknown (always the longer)."
+        "intervals, which count E as unknown."
         + (biased if analysis.one_e_rejected else ""),
     )  # fmt: skip
 

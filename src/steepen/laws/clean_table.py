@@ -1,0 +1,426 @@
+"""Clean a table of runs before a fit: every problem of it in one answer, worst first, with what was done.
+
+The order matters: numbers are read first (units, holes), then FLOPs are completed and checked against 6·N·D,
+then arms are named, and only then can repeated, equal and diverged runs be told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from steepen.errors import UsageError
+from steepen.laws.fits.solver import Array, Mask
+from steepen.laws.table import MIN_ARM_RUNGS, Table, wrong_number
+from steepen.laws.units import PF_DAY, read_number
+from steepen.utils.cost_axis import cost_axis
+from steepen.utils.formatting import format_flops
+
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+CONTRADICTION = 3.0  # FLOPs over 6·N·D, against the arm's own ratio: larger than any accounting explains
+HIGHEST_LOSS = 15.0  # nats: the logarithm of a vocabulary of 3 million; larger numbers are perplexities
+BITS = (0.4, 1.4)  # the usual bits per byte of text; nats per token are more
+DIVERGED = (1.3, 8.0)  # above the arm's trend by this factor and by this many robust standard deviations
+ABOVE_SMALLER_RUN = 1.1  # and by this factor above a run of no more compute
+DIGITS = 5  # significant digits below which seeds may be equal by chance
+MAX_LINES = 6  # line numbers that a problem lists
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with a table (or was read in a way worth saying), in which lines, and what was done."""
+
+    severity: Severity
+    what: str
+    done: str
+    lines: tuple[int, ...] = ()
+    row_word: str = "line"
+
+    @property
+    def place(self) -> str:
+        """Its lines: "lines 3, 8 and 12"; "" for a problem of the whole table."""
+        if not self.lines:
+            return ""
+        shown = [str(line) for line in self.lines[:MAX_LINES]]
+        if len(self.lines) > MAX_LINES:
+            return f"{self.row_word}s {', '.join(shown)} and {len(self.lines) - MAX_LINES} more"
+        if len(shown) == 1:
+            return f"{self.row_word} {shown[0]}"
+        return f"{self.row_word}s {', '.join(shown[:-1])} and {shown[-1]}"
+
+    def sentence(self) -> str:
+        """Place, what it is, and what was done."""
+        return (f"{self.place}: " if self.lines else "") + f"{self.what}; {self.done}"
+
+
+@dataclass(frozen=True)
+class Cleaning:
+    """What a fit needs of a table, and what may be done to it.
+
+    `needs` are the columns of the law. `x` is the cost that the column `flops` is to hold. `flops` 6nd takes
+    6·N·D for every row.
+    """
+
+    needs: tuple[str, ...] = ("flops", "loss")
+    x: str = "flops"
+    flops: Literal["table", "6nd"] = "table"
+    drop_missing: bool = False
+    keep_diverged: bool = False
+
+
+def clean(table: Table, cleaning: Cleaning) -> Table:
+    """The table with the columns of a law as numbers, and its problems; raises UsageError for errors."""
+    work = _Work(table, cleaning)
+    work.read_columns()
+    work.check_flops()
+    work.name_arms()
+    work.check_data_sets()
+    work.drop_missing()
+    work.check_losses()
+    work.drop_repeats()
+    work.drop_diverged()
+    errors = [one for one in work.sorted_problems() if one.severity == "error"]
+    if errors:
+        raise UsageError(_error_text(table, errors))
+    return work.table()
+
+
+def _error_text(table: Table, errors: Sequence[Problem]) -> str:
+    if len(errors) == 1:
+        return f"{table.source}{', ' if errors[0].lines else ': '}{errors[0].sentence()}."
+    listed = "\n".join(f"  {i}. {one.sentence()}." for i, one in enumerate(errors, start=1))
+    return f"{table.source} has {len(errors)} problems:\n{listed}"
+
+
+@dataclass
+class _Work:
+    source: Table
+    cleaning: Cleaning
+    problems: list[Problem] = field(default_factory=list[Problem])
+    numbers: dict[str, Array] = field(default_factory=dict[str, Array])
+    arms: list[str] | None = None
+    missing: dict[int, list[str]] = field(default_factory=dict[int, list[str]])  # columns without a value
+    dropped: set[int] = field(default_factory=set[int])
+
+    def add(self, severity: Severity, what: str, done: str, rows: Sequence[int] = ()) -> None:
+        lines = tuple(self.source.lines[row] for row in rows)
+        self.problems.append(Problem(severity, what, done, lines, self.source.row_word))
+
+    def sorted_problems(self) -> list[Problem]:
+        """Worst first; of equals, those of the whole table and of more lines."""
+        return sorted(
+            self.problems,
+            key=lambda one: (SEVERITIES.index(one.severity), -(len(one.lines) or math.inf)),
+        )
+
+    def rows(self) -> list[int]:
+        """The rows that are still in use."""
+        return [row for row in range(len(self.source)) if row not in self.dropped]
+
+    def table(self) -> Table:
+        """The rows in use, with the columns read under our names."""
+        columns: dict[str, tuple[Any, ...]] = {
+            **self.source.columns,
+            **{name: tuple(values.tolist()) for name, values in self.numbers.items()},
+            **({} if self.arms is None else {"arm": tuple(self.arms)}),
+        }
+        whole = replace(
+            self.source, columns=columns, problems=tuple(self.sorted_problems()), cleaning=self.cleaning,
+            axis=cost_axis(self.cleaning.x),
+        )  # fmt: skip
+        return whole.keep(self.rows())
+
+    def read_columns(self) -> None:
+        """Read the law's columns, and sizes and tokens where they are there, as numbers."""
+        table, cleaning = self.source, self.cleaning
+        absent = list[str]()
+        for column in cleaning.needs:
+            own = self.column_for(column)
+            if own is None:
+                absent.append(column)
+            else:
+                self.numbers[column] = self.read(own, column, required=True)
+        for column in ("parameters", "tokens"):
+            if column not in self.numbers and table.has(column):
+                self.numbers[column] = self.read(column, column, required=False)
+        if not absent:
+            return
+        if absent == ["flops"] and cleaning.x == "flops" and {"parameters", "tokens"} <= set(self.numbers):
+            if cleaning.flops == "table":
+                self.add("error", "there is no column of FLOPs", "take 6·N·D for them with `flops` 6nd")
+            return
+        table.require([cleaning.x if name == "flops" else name for name in cleaning.needs])
+        table.require(absent)
+
+    def column_for(self, column: str) -> str | None:
+        """Which column of the table is read as one that the law needs; None for none."""
+        table = self.source
+        if column == "flops" and self.cleaning.x != "flops":
+            return self.cleaning.x if table.has(self.cleaning.x) else None
+        if table.has(column):
+            return column
+        if column == "x":
+            return next((name for name in ("parameters", "tokens") if table.has(name)), None)
+        if column == "loss" and table.has("perplexity"):
+            return "perplexity"
+        return "bits_per_byte" if column == "loss" and table.has("bits_per_byte") else None
+
+    def read(self, own: str, column: str, *, required: bool) -> Array:
+        """A column's numbers, NaN where there is none."""
+        table, factor = self.source, self.source.unit(own)
+        values = np.full(len(table), math.nan)
+        suffixed, wrong = list[tuple[int, str]](), list[tuple[int, str]]()
+        for row, cell in enumerate(table.cells(own)):
+            found = read_number(cell, own)
+            value = math.nan if found is None else found[0] * factor
+            fault = wrong_number(cell, value, column)
+            if found is not None and math.isnan(found[0]):
+                if required:
+                    self.missing.setdefault(row, []).append(column)
+            elif fault is not None and not (column == "loss" and found and math.isinf(found[0])):
+                wrong.append((row, fault))
+            else:
+                values[row] = value
+                if found is not None and found[1]:
+                    suffixed.append((row, str(cell).strip()))
+        if required:
+            for fault in dict.fromkeys(text for _, text in wrong):
+                rows = [row for row, text in wrong if text == fault]
+                what, _, done = fault.partition("; ")
+                self.add("error", f"{column} {what}", done or "correct it", rows)
+        if suffixed:
+            row, cell = suffixed[0]
+            self.add(
+                "note", f"{column} is written with a unit", f"{cell} is read as {values[row]:.4g}",
+                [each for each, _ in suffixed],
+            )  # fmt: skip
+        name = table.renamed.get(own) or table.name_of(own)
+        if factor != 1:
+            self.add("note", f"{column} is the column {name}", f"multiplied by {factor:.4g}")
+        if own == "perplexity":
+            self.add("note", f"the loss is the column {name}", "its logarithm is taken")
+            return np.log(values)
+        if own == "bits_per_byte":
+            self.add(
+                "note", f"the loss is the column {name}",
+                "γ and multipliers are those of nats per token, E and A are in bits per byte",
+            )  # fmt: skip
+        return values
+
+    def check_flops(self) -> None:
+        """Complete FLOPs by 6·N·D if that is asked for, else compare them with it."""
+        if "flops" not in self.cleaning.needs or self.cleaning.x != "flops":
+            return
+        n, d = self.numbers.get("parameters"), self.numbers.get("tokens")
+        if n is None or d is None:
+            if self.cleaning.flops == "6nd":
+                self.source.require(["parameters", "tokens"])
+            return
+        estimate = 6 * n * d
+        if self.cleaning.flops == "6nd":
+            self.numbers["flops"] = estimate
+            others = {row: [one for one in own if one != "flops"] for row, own in self.missing.items()}
+            self.missing = {row: own for row, own in others.items() if own}
+            for row in np.flatnonzero(~np.isfinite(estimate)).tolist():
+                self.missing.setdefault(row, []).append("parameters or tokens")
+            self.add("note", "FLOPs are 6·N·D, in every row", "attention and embeddings are not counted")
+            return
+        flops = self.numbers.get("flops")
+        if flops is None:
+            return
+        ratio = flops / estimate
+        known = np.isfinite(ratio)
+        arms = np.array(_arm_names(self.source) or [""] * len(ratio))
+        for arm in dict.fromkeys(arms[known].tolist()):
+            own = known & (arms == arm)
+            typical = float(np.median(ratio[own]))
+            whose = f" of {arm!r}" if arm else ""
+            if not 1 / CONTRADICTION <= typical <= CONTRADICTION:
+                days = abs(math.log(typical * PF_DAY)) < math.log(CONTRADICTION)
+                self.add(
+                    "error" if days else "warning",
+                    f"FLOPs{whose} are {typical:.2g} times 6·N·D in the median row",
+                    f"they are in PF-days: write `columns` flops=… under a name with pf_days,"
+                    f" or multiply by {PF_DAY:g}" if days else
+                    "used as they are: right for loops or long contexts, else check the unit",
+                )  # fmt: skip
+            apart = own & (np.abs(np.log(ratio / typical)) > math.log(CONTRADICTION))
+            for row in np.flatnonzero(apart).tolist():
+                days = abs(math.log(ratio[row] / typical * PF_DAY)) < math.log(CONTRADICTION)
+                self.add(
+                    "error",
+                    f"FLOPs are {format_flops(float(flops[row]))}, but 6·N·D is"
+                    f" {format_flops(float(estimate[row]))}" + (" (PF-days?)" if days else ""),
+                    "correct the row, or take 6·N·D for all rows with `flops` 6nd",
+                    [row],
+                )
+
+    def name_arms(self) -> None:
+        """Take the arm column; spellings that differ in capitals and spaces are one arm."""
+        names = _arm_names(self.source)
+        if names is None:
+            return
+        compute_law = "flops" in self.cleaning.needs
+        exact = self.source.has("arm", aliases=False)
+        # A column `model` whose values are all different names runs, not arms.
+        if not (exact or compute_law) and max(Counter(names).values()) < MIN_ARM_RUNGS:
+            return
+        counts = Counter(name for name in names if name)
+        spelling: dict[str, str] = {}
+        for name, _ in counts.most_common():
+            spelling.setdefault(_plain(name), name)
+        others = {name: spelling[_plain(name)] for name in counts if spelling[_plain(name)] != name}
+        if others:
+            listed = ", ".join(f"{name!r} as {kept!r}" for name, kept in others.items())
+            rows = [row for row, name in enumerate(names) if name in others]
+            self.add("warning", "arms that differ in capitals or spaces only", f"counted {listed}", rows)
+        self.arms = [spelling.get(_plain(name), name) for name in names]
+        empty = [row for row, name in enumerate(names) if not name]
+        for row in empty:
+            self.missing.setdefault(row, []).insert(0, "arm")
+
+    def check_data_sets(self) -> None:
+        """Reject several data sets: their losses are no seeds of each other."""
+        table = self.source
+        name = table.name_of("dataset") if table.has("dataset") else None
+        if name is None or name in (table.renamed.get("arm"), table.name_of("arm")):
+            return
+        cells = ["" if cell is None else str(cell).strip() for cell in table.cells("dataset")]
+        counts = Counter(cell for cell in cells if cell)
+        if len(counts) > 1:
+            listed = ", ".join(f"{key} ({count})" for key, count in counts.most_common(MAX_LINES))
+            first = counts.most_common(1)[0][0]
+            self.add(
+                "error", f"the table has {len(counts)} data sets in the column {name}: {listed}",
+                f"fit one at a time with `where` '{name}={first}', or compare them with `columns` arm={name}",
+            )  # fmt: skip
+
+    def drop_missing(self) -> None:
+        """Leave rows with holes out where that is allowed; else they are errors."""
+        by_columns: dict[str, list[int]] = {}
+        for row, columns in sorted(self.missing.items()):
+            by_columns.setdefault(" and ".join(dict.fromkeys(columns)), []).append(row)
+        for columns, rows in by_columns.items():
+            verb = "are" if " and " in columns else "is"
+            cells = {str(self.source.columns[name][rows[0]]) for name in self.shown_names(columns)}
+            shown = cells.pop() if len(rows) == 1 and len(cells) == 1 else ""
+            said = "empty" if shown.strip() in ("", "None") else shown
+            if self.cleaning.drop_missing:
+                self.add("warning", f"{columns} {verb} {said}", "left out", rows)
+                self.dropped.update(rows)
+            else:
+                many = "these rows" if len(rows) > 1 else "the row"
+                self.add("error", f"{columns} {verb} {said}", f"leave {many} out with `drop_missing`", rows)
+
+    def shown_names(self, columns: str) -> list[str]:
+        """The table's own names of missing columns."""
+        found = [self.column_for(column) or column for column in columns.split(" and ")]
+        names = [self.source.name_of(own) for own in found if self.source.has(own)]
+        return [name for name in names if name is not None]
+
+    def check_losses(self) -> None:
+        """Warn of numbers that are no losses in nats."""
+        loss = self.numbers.get("loss")
+        if loss is None or not self.source.has("loss"):
+            return
+        used = loss[self.rows()]
+        used = used[np.isfinite(used)]
+        if not len(used):
+            return
+        span = f"the loss is {used.min():.3g} to {used.max():.3g}"
+        if float(np.median(used)) > HIGHEST_LOSS:
+            name = self.source.renamed.get("loss") or self.source.name_of("loss")
+            self.add(
+                "error", f"{span}: a perplexity, whose law is another",
+                f"take its logarithm with `columns` perplexity={name}"
+                if name != "loss" else "rename the column to perplexity, and its logarithm is taken",
+            )  # fmt: skip
+        elif BITS[0] < float(np.median(used)) < BITS[1]:
+            self.add(
+                "note", f"{span}, as bits per byte are",
+                "γ and multipliers are those of nats per token, E and A are in the column's unit",
+            )  # fmt: skip
+
+    def drop_repeats(self) -> None:
+        """Count a run once whose loss two seeds have to all digits."""
+        if self.source.name_of("seed") is None or "flops" not in self.numbers or "loss" not in self.numbers:
+            return
+        seen: dict[tuple[str, float, float], int] = {}
+        seeds, pairs = self.source.seeds(), list[int]()
+        for row in self.rows():
+            flops, loss = float(self.numbers["flops"][row]), float(self.numbers["loss"][row])
+            first = seen.setdefault((self.arm(row), flops, loss), row)
+            digits = len(f"{loss!r}".replace(".", "").lstrip("0"))
+            if first != row and seeds[first] != seeds[row] and digits >= DIGITS:
+                pairs.append(row)
+        if pairs:
+            self.add("warning", "the loss equals that of another seed to all digits", "counted once", pairs)
+            self.dropped.update(pairs)
+
+    def drop_diverged(self) -> None:
+        """Leave runs out whose loss is infinite or far above their arm's trend."""
+        loss, cost = self.numbers.get("loss"), self.numbers.get("flops")
+        if cost is None and {"parameters", "tokens"} <= set(self.numbers):
+            cost = self.numbers["parameters"] * self.numbers["tokens"]
+        if loss is None:
+            return
+        rows = [row for row in self.rows() if not math.isnan(loss[row])]
+        found = [row for row in rows if math.isinf(loss[row])]
+        if cost is not None:
+            for arm in dict.fromkeys(map(self.arm, rows)):
+                own = np.array(
+                    [r for r in rows if self.arm(r) == arm and r not in found and cost[r] > 0], int
+                )
+                if len(own) > MIN_ARM_RUNGS:
+                    found += own[diverged(np.log(cost[own]), np.log(loss[own]))].tolist()
+        if not found:
+            return
+        listed = ", ".join(f"{loss[row]:.3g}" for row in sorted(found)[:MAX_LINES])
+        if self.cleaning.keep_diverged and not any(math.isinf(loss[row]) for row in found):
+            self.add("warning", f"the loss ({listed}) is far above the arm's other runs", "kept",
+                     sorted(found))  # fmt: skip
+            return
+        self.add(
+            "warning", f"the loss ({listed}) is far above the arm's other runs: diverged",
+            "left out of everything (`keep_diverged` keeps finite ones)", sorted(found),
+        )  # fmt: skip
+        self.dropped.update(found)
+
+    def arm(self, row: int) -> str:
+        """The arm of a row."""
+        return "" if self.arms is None else self.arms[row]
+
+
+def diverged(x: Array, y: Array) -> Mask:
+    """Which runs lie far above their trend of log loss `y` over log cost `x`, and above a smaller run.
+
+    The trend is a line with the median slope and intercept (Theil and Sen), which a third of the runs cannot
+    move. A loss that falls with compute, however steeply, is never above that of a smaller run.
+    """
+    i, j = np.triu_indices(len(x), 1)
+    apart = np.abs(x[j] - x[i]) > 1e-6
+    slope = float(np.median((y[j] - y[i])[apart] / (x[j] - x[i])[apart])) if apart.any() else 0.0
+    residual = y - slope * x
+    residual = residual - np.median(residual)
+    spread = 1.4826 * float(np.median(np.abs(residual)))
+    far = residual > max(math.log(DIVERGED[0]), DIVERGED[1] * spread)
+    smaller = np.array([y[(x <= own + 0.01) & (np.arange(len(x)) != k)].min(initial=math.inf)
+                        for k, own in enumerate(x)])  # fmt: skip
+    return far & (y > smaller + math.log(ABOVE_SMALLER_RUN))
+
+
+def _arm_names(table: Table) -> list[str] | None:
+    """The arm of every row, "" where it has none; None for a table without arms."""
+    if not table.has("arm"):
+        return None
+    return ["" if cell is None else " ".join(str(cell).split()) for cell in table.cells("arm")]
+
+
+def _plain(name: str) -> str:
+    return "".join(name.split()).casefold()

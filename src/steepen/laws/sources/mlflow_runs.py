@@ -1,0 +1,78 @@
+"""Runs of MLflow: of a tracking server, of a database file, and of a folder mlruns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from steepen.errors import UsageError, nearest
+from steepen.laws.sources.tracked_runs import Points, TrackedRun, import_tracker
+
+PAGE = 1000  # runs that MLflow gives at once
+
+
+def is_database(file: Path) -> bool:
+    """Whether a file is a database of SQLite, as MLflow's default store is."""
+    with file.open("rb") as opened:
+        return opened.read(15) == b"SQLite format 3"
+
+
+def is_file_store(folder: Path) -> bool:
+    """Whether a folder is an mlruns: a folder for each experiment, with its meta.yaml."""
+    return any(
+        "experiment_id" in file.read_text(encoding="utf-8", errors="replace")[:4096]
+        for file in folder.glob("*/meta.yaml")
+    )
+
+
+def read_experiment(place: str) -> list[TrackedRun]:
+    """The runs of an experiment of MLFLOW_TRACKING_URI, or of a store's file or folder."""
+    if Path(place).exists():
+        return read_store(Path(place))
+    client = import_tracker("mlflow", "mlflow", f"mlflow:{place}").MlflowClient()
+    return _guarded(f"mlflow:{place}", client, place)
+
+
+def read_store(path: Path) -> list[TrackedRun]:
+    """The runs of all experiments of a database file or a folder."""
+    mlflow = import_tracker("mlflow", "mlflow", str(path))
+    uri = f"sqlite:///{path.resolve()}" if path.is_file() else path.resolve().as_uri()
+    return _guarded(str(path), mlflow.MlflowClient(tracking_uri=uri), None)
+
+
+def _guarded(source: str, client: Any, experiment: str | None) -> list[TrackedRun]:
+    try:
+        return _read(source, client, experiment)
+    except UsageError:
+        raise
+    except Exception as error:  # of the network or the store
+        raise UsageError(f"{source} cannot be read ({type(error).__name__}: {error}).") from None
+
+
+def _read(source: str, client: Any, experiment: str | None) -> list[TrackedRun]:
+    experiments = {one.name: one.experiment_id for one in client.search_experiments()}
+    if experiment is not None and experiment not in experiments:
+        known = nearest(experiment, experiments)
+        raise UsageError(f"{source}: there is no experiment {experiment!r}; the nearest are {known}.")
+    chosen = [experiments[experiment]] if experiment is not None else list(experiments.values())
+    found: list[Any] = []
+    token = None
+    while True:
+        page = client.search_runs(chosen, max_results=PAGE, page_token=token)
+        found += page
+        token = page.token
+        if not token:
+            break
+    # MLflow gives the newest first; a table is read in the order of the runs.
+    return [_run(client, run) for run in sorted(found, key=lambda run: run.info.start_time or 0)]
+
+
+def _run(client: Any, run: Any) -> TrackedRun:
+    def history(metric: str) -> Points:
+        values = client.get_metric_history(run.info.run_id, metric)
+        return sorted(((int(one.step), float(one.value)) for one in values), key=lambda point: point[0])
+
+    return TrackedRun(
+        run.info.run_name or run.info.run_id, dict(run.data.params), list(run.data.metrics), history,
+        run.info.status.lower(), {name: float(value) for name, value in run.data.metrics.items()},
+    )  # fmt: skip

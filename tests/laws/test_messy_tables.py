@@ -1,0 +1,279 @@
+"""Tables as people have them: all problems in one answer, and the truth of a messy project."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import steepen
+from laws.messy_project import ARMS, RUNS, project
+from steepen.errors import UsageError
+from steepen.laws.clean_table import Cleaning, Problem, clean, diverged
+from steepen.laws.table import Table, table_from
+from steepen.laws.units import read_number
+from steepen.report.colours import _rgb, arm_styles
+from steepen.report.curves import curves_of
+from steepen.report.figure_options import FigureOptions
+
+LADDER = np.geomspace(1e18, 1e20, 6)
+
+
+def runs(**changes: list[Any]) -> dict[str, list[Any]]:
+    """Two arms on six rungs of D = 20·N, with some cells replaced."""
+    n = np.sqrt(LADDER / 120)
+    found: dict[str, list[Any]] = {
+        "model": ["base"] * 6 + ["mine"] * 6,
+        "params": n.tolist() * 2,
+        "tokens": (20 * n).tolist() * 2,
+        "flops": LADDER.tolist() * 2,
+        "loss": [
+            round(1.8 + a * (c / 1e18) ** -0.11, 6) for a in (1.51234, 1.45678) for c in LADDER.tolist()
+        ],
+    }
+    return {**found, **changes}
+
+
+def cleaned(columns: dict[str, list[Any]], **options: Any) -> Table:
+    return clean(table_from(columns, "runs.csv"), Cleaning(**options))
+
+
+def with_cell(column: str, row: int, cell: Any) -> dict[str, list[Any]]:
+    cells = list(runs()[column])
+    cells[row] = cell
+    return runs(**{column: cells})
+
+
+def problems(columns: dict[str, list[Any]], **options: Any) -> tuple[Problem, ...]:
+    return cleaned(columns, **options).problems
+
+
+def test_clean_table_has_no_problems_and_its_own_numbers() -> None:
+    table = cleaned(runs())
+    assert table.problems == ()
+    assert table.columns["flops"] == tuple(LADDER.tolist() * 2)
+
+
+@pytest.mark.parametrize(
+    ("cell", "column", "value"),
+    [
+        ("516M", "parameters", 516e6),
+        ("1.2B params", "parameters", 1.2e9),
+        ("1,234,567", "parameters", 1234567),
+        ("20B tokens", "tokens", 20e9),
+        ("1.2e18 FLOPs", "flops", 1.2e18),
+        ("3 PF-days", "flops", 3 * 8.64e19),
+        ("0.5 petaflop/s-days", "flops", 0.5 * 8.64e19),
+        ("2 ZFLOPs", "flops", 2e21),
+        ("90 min", "hours", 1.5),
+        ("$1,200", "dollars", 1200),
+    ],
+)
+def test_numbers_with_suffixes_and_units_are_read(cell: str, column: str, value: float) -> None:
+    found = read_number(cell, column)
+    assert found is not None
+    assert found[0] == pytest.approx(value)
+    assert read_number("12 parsecs", column) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [("compute (PF-days)", 8.64e19), ("pf_days", 8.64e19), ("train FLOPs [ZFLOPs]", 1e21), ("compute", 1.0)],
+)
+def test_unit_in_a_columns_name_is_applied(name: str, factor: float) -> None:
+    columns = runs()
+    columns[name] = [flops / factor for flops in columns.pop("flops")]
+    assert cleaned(columns).columns["flops"] == pytest.approx(tuple(LADDER.tolist() * 2))
+
+
+def test_all_errors_come_in_one_answer_worst_first_with_their_lines() -> None:
+    columns = with_cell("loss", 2, "")
+    columns["flops"] = [columns["flops"][0] / 8.64e19, *columns["flops"][1:]]
+    columns["dataset"] = ["c4"] * 9 + ["pile"] * 3
+    with pytest.raises(UsageError) as caught:
+        cleaned(columns)
+    text = str(caught.value)
+    assert "runs.csv has 3 problems:" in text
+    assert "row 1: FLOPs are 0.0116, but 6·N·D is 1e18 (PF-days?)" in text
+    assert "row 3: loss is empty; leave the row out with `drop_missing`" in text
+    assert "2 data sets in the column dataset: c4 (9), pile (3)" in text
+
+
+def test_rows_with_holes_are_left_out_only_when_asked() -> None:
+    columns = with_cell("loss", 2, None)
+    with pytest.raises(UsageError, match="row 3: loss is empty"):
+        cleaned(columns)
+    table = cleaned(columns, drop_missing=True)
+    assert len(table) == 11
+    assert table.problems[0].sentence() == "row 3: loss is empty; left out"
+
+
+def test_flops_are_6nd_when_asked_and_offered_when_absent() -> None:
+    columns = runs()
+    exact = columns.pop("flops")
+    with pytest.raises(UsageError, match="no column of FLOPs; take 6·N·D for them with `flops` 6nd"):
+        cleaned(columns)
+    assert cleaned(columns, flops="6nd").columns["flops"] == pytest.approx(tuple(exact))
+    holes = with_cell("flops", 1, None)
+    assert cleaned(holes, flops="6nd").columns["flops"] == pytest.approx(tuple(exact))
+
+
+def test_flops_are_compared_with_the_arms_own_ratio_to_6nd() -> None:
+    flops = [4 * one for one in runs()["flops"]]  # four passes of shared weights: right, and said
+    (found,) = [one for one in problems(runs(flops=flops)) if "'base'" in one.what]
+    assert found.severity == "warning"
+    flops[3] /= 4
+    with pytest.raises(UsageError, match="row 4: FLOPs are"):
+        cleaned(runs(flops=flops))
+
+
+def test_data_set_column_may_be_the_arm_or_be_chosen() -> None:
+    columns = runs(dataset=["c4"] * 6 + ["pile"] * 6)
+    assert len(clean(table_from(columns).where(["dataset=c4"]), Cleaning())) == 6
+    by_data = table_from(columns).rename({"arm": "dataset"})
+    assert set(clean(by_data, Cleaning()).columns["arm"]) == {"c4", "pile"}
+
+
+def test_spellings_of_an_arm_are_one_arm() -> None:
+    table = cleaned(with_cell("model", 4, " BASE"))
+    assert table.columns["arm"] == tuple(runs()["model"])
+    assert table.problems[0].done == "counted 'BASE' as 'base'"
+
+
+def test_diverged_runs_are_left_out_of_everything_unless_kept() -> None:
+    columns = with_cell("loss", 4, 7.3)
+    table = cleaned(columns)
+    assert len(table) == 11
+    assert table.problems[0].lines == (5,)
+    assert len(cleaned(columns, keep_diverged=True)) == 12
+    assert len(cleaned(with_cell("loss", 4, "diverged"), keep_diverged=True)) == 11
+
+
+def test_steep_law_over_many_decades_has_no_diverged_runs() -> None:
+    x = np.log(np.geomspace(1e9, 1e21, 30))
+    assert not diverged(x, np.log(1.5 + 9 * np.exp(-0.25 * (x - x[0])))).any()
+
+
+def test_perplexities_are_rejected_or_turned_into_losses() -> None:
+    perplexity = [math.exp(loss) for loss in runs()["loss"]]
+    with pytest.raises(UsageError, match="a perplexity, whose law is another"):
+        cleaned(runs(loss=[10 * one for one in perplexity]))
+    columns = runs(val_ppl=perplexity)
+    del columns["loss"]
+    assert cleaned(columns).columns["loss"] == pytest.approx(tuple(runs()["loss"]))
+
+
+def test_bits_per_byte_are_noted() -> None:
+    (found,) = problems(runs(loss=[loss / 3 for loss in runs()["loss"]]))
+    assert found.severity == "note"
+    assert "bits per byte" in found.what
+
+
+def test_seeds_that_are_equal_to_all_digits_are_one_run() -> None:
+    columns = {name: cells * 2 for name, cells in runs().items()} | {"seed": [0] * 12 + [1] * 12}
+    assert len(cleaned(columns)) == 12
+    assert problems(columns)[0].done == "counted once"
+
+
+def test_arms_are_recognized_in_every_law_but_names_of_runs_are_not_arms() -> None:
+    needs = ("parameters", "tokens", "loss")
+    assert "arm" in cleaned(runs(), needs=needs).columns
+    named = runs(model=[f"run {i}" for i in range(12)])
+    assert "arm" not in cleaned(named, needs=needs).columns
+
+
+def test_hours_as_the_cost_change_the_words_and_nothing_else() -> None:
+    columns = runs()
+    by_flops = steepen.fit(columns, reference="base", method="joint", draws=100)
+    hours = steepen.fit(
+        {**columns, "gpu_hours": [one / 4e17 for one in columns["flops"]]},
+        reference="base", method="joint", draws=100, x="hours",
+    )  # fmt: skip
+    assert hours.rows[1].gamma == pytest.approx(by_flops.rows[1].gamma, rel=1e-6)
+    assert "FLOPs" not in hours["mine"].sentence
+    assert "hours" in hours.panels()[0].x.label
+
+
+def test_messy_project_is_recovered_and_its_table_can_be_saved(tmp_path: Path) -> None:
+    rows = project()
+    assert len(rows) == RUNS
+    with pytest.raises(UsageError, match="2 data sets") as caught:
+        steepen.fit(rows, reference="Baseline")
+    assert "compute is empty" in str(caught.value) or "flops is empty" in str(caught.value)
+    saved = tmp_path / "understood.csv"
+    result = steepen.fit(
+        rows, reference="Baseline", where="dataset=c4", drop_missing=True, write_runs=saved, draws=200,
+        method="joint",
+    )  # fmt: skip
+    kinds = " ".join(one.what for one in result.problems)
+    assert "diverged" in kinds and "capitals" in kinds and "empty" in kinds
+    laws = {row.arm: row for row in result.rows}
+    assert set(laws) == set(ARMS)
+    for arm, (_, gamma) in ARMS.items():
+        assert laws[arm].gamma == pytest.approx(gamma, abs=0.006)
+    assert pytest.approx(1.8, abs=0.08) == laws["Baseline"].E
+    again = steepen.fit(saved, reference="Baseline", draws=200, method="joint")
+    assert [row.gamma for row in again.rows] == pytest.approx([row.gamma for row in result.rows], rel=1e-9)
+    assert json.loads(result.to_json())["problems"][0]["severity"] == "warning"
+
+
+def test_json_follows_its_published_schema() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    found = json.loads(steepen.fit(runs(), reference="base", draws=100, predict=[1e21]).to_json())
+    file = Path(steepen.__file__).parent / "results" / "assets" / "fit.compute-1.schema.json"
+    jsonschema.validate(found, json.loads(file.read_text()))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**found, "arms": {"base": {}}}, json.loads(file.read_text()))
+
+
+def test_figure_names_arms_as_given_and_takes_options(tmp_path: Path) -> None:
+    result = steepen.fit(runs(model=["Base line"] * 6 + ["mine_2"] * 6), reference="Base line", draws=100)
+    options = FigureOptions(labels={"mine_2": "Mine"}, colours={"mine_2": "#d55e00"}, order=("mine_2",))
+    panels = options.apply(result.panels())
+    curves = curves_of(panels[0], options.titles)
+    assert [curve.label for curve in curves] == ["Mine", "Base line"]
+    assert curves[0].colour.light == "#d55e00"
+    markers = {one.arm: one.marker for one in panels[0].series if one.kind == "points"}
+    assert len(set(markers.values())) == 2
+    lines = [one for panel in panels for one in panel.series if one.kind == "line"]
+    assert {one.note for one in lines if one.style == "dotted"} == {"fitted"}
+    file = result.save_figure(tmp_path / "one.png", panels="multiplier", size="3.5x2.6")
+    assert file.read_bytes()[16:24] == (1050).to_bytes(4, "big") + (780).to_bytes(4, "big")
+    for wrong in ({"panels": "histogram"}, {"labels": "mime=x"}, {"size": "big"}, {"colours": "mine_2=red"}):
+        with pytest.raises(UsageError):
+            result.save_figure(tmp_path / "wrong.png", **wrong)
+
+
+def test_arms_of_any_names_have_colours_and_markers_of_their_own() -> None:
+    styles = arm_styles([f"arm {i}" for i in range(12)], {})
+    assert len({colour for colour, _ in styles.values()}) == 12
+    assert len(set(styles.values())) == 12
+    lights = [colour.light for colour, _ in styles.values()]
+    assert min(math.dist(_rgb(a), _rgb(b)) for i, a in enumerate(lights) for b in lights[:i]) > 0.2
+
+
+def test_report_of_a_table_is_one_page_with_names_and_problems(tmp_path: Path) -> None:
+    result = steepen.fit(with_cell("model", 4, "BASE"), reference="base", draws=100)
+    page = result.write_report(tmp_path / "page.html").read_text()
+    assert "differ in capitals or spaces only" in page
+    assert page.count("<svg") >= 3
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    with pytest.raises(UsageError, match=r"must end in \.html"):
+        result.write_report(tmp_path / "page.pdf")
+
+
+def test_predictions_cover_the_truth_and_reach_beyond_the_ladder() -> None:
+    rng = np.random.default_rng(1)
+    columns = runs(loss=[loss + 0.002 * rng.standard_normal() for loss in runs()["loss"]])
+    result = steepen.fit(columns, reference="base", draws=100, method="joint")
+    (base, mine) = result.predict(1e21).rows
+    truth = 1.8 + 1.51234 * 1e3**-0.11
+    assert base.low < truth < base.high
+    assert mine.decades_beyond == pytest.approx(1.0)
+    assert [row.high - row.low for row in result.predict([1e20, 1e23]).rows][1] > base.high - base.low
+    with pytest.raises(UsageError, match="cannot predict at"):
+        result.predict(-1.0)

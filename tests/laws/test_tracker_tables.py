@@ -1,0 +1,136 @@
+"""A project logged with the real libraries of four trackers gives the table that its runs are.
+
+Each test skips where its library is not installed: pip install 'steepen[trackers]'.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laws.messy_project import project
+from steepen.errors import UsageError
+from steepen.laws.clean_table import Cleaning, clean
+from steepen.laws.read_table import read_table
+from steepen.laws.table import Table, table_from
+
+MANY = 12  # runs that are logged, beside the odd ones
+
+
+def logged() -> list[dict[str, Any]]:
+    """Some runs of the project, with a NaN, a hole, a divergence and an odd spelling among them."""
+    runs = [run for run in project() if run["dataset"] == "c4"]
+    odd = [run for run in runs if run["compute"] is None or run["model"].isupper() or not run["val_loss"] < 6]
+    return [*odd[:8], *[run for run in runs if run not in odd][:MANY]]
+
+
+def points(run: dict[str, Any]) -> list[float]:
+    """Validation losses of a run: the best is not the last."""
+    final = run["val_loss"]
+    return [9.0, final - 0.01, final] if math.isfinite(final) else [9.0, 8.0, math.nan]
+
+
+def settings(run: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in run.items() if name != "val_loss" and value is not None}
+
+
+def expected() -> Table:
+    runs = logged()
+    columns = {name: [run.get(name) for run in runs] for name in runs[0]}
+    columns["val_loss"] = [math.inf if math.isnan(loss) else loss for loss in columns["val_loss"]]
+    return understood(table_from(columns))
+
+
+def understood(table: Table) -> Table:
+    return clean(table, Cleaning(drop_missing=True))
+
+
+def rows(table: Table) -> list[tuple[Any, ...]]:
+    numbers = [table.columns[name] for name in ("flops", "loss", "parameters", "seed")]
+    return sorted(
+        (arm, *(float(f"{float(value):.6g}") for value in values))  # TensorBoard has 32 bits
+        for arm, *values in zip(table.columns["arm"], *numbers, strict=True)
+    )
+
+
+def check(source: str) -> None:
+    """The final table is that of the runs; the best losses are lower, and a step that none has is missing."""
+    found = understood(read_table(source))
+    assert rows(found) == rows(expected())
+    best = understood(read_table(source, at="best"))
+    assert min(best.columns["loss"]) < min(found.columns["loss"])
+    assert set(understood(read_table(source, at="0")).columns["loss"]) == {9.0}
+    with pytest.raises(UsageError, match="is empty"):
+        clean(read_table(source, at="99"), Cleaning())
+
+
+def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb", reason="needs W&B: pip install 'steepen[wandb]'")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    for i, run in enumerate(logged()):
+        active = wandb.init(project="messy", name=f"run {i}", config={"trainer": {"lr": 1}, **settings(run)},
+                            dir=str(tmp_path), reinit="finish_previous")  # fmt: skip
+        for step, loss in enumerate(points(run)):
+            active.log({"val/loss": loss, "train/grad_norm": 1.0}, step=step)
+        active.finish()
+    check(str(tmp_path))
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="needs TensorBoard: pip install 'steepen[tensorboard]'")
+    from torch.utils.tensorboard import SummaryWriter
+
+    for i, run in enumerate(logged()):
+        writer = SummaryWriter(str(tmp_path / f"run {i}"))
+        for step, loss in enumerate(points(run)):
+            writer.add_scalar("val/loss", loss, step)
+        writer.add_hparams(settings(run), {"hparam/val_loss": points(run)[-1]})
+        writer.close()
+    check(str(tmp_path))
+
+
+def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="needs MLflow: pip install 'steepen[mlflow]'")
+    monkeypatch.chdir(tmp_path)
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    experiment = client.create_experiment("messy")
+    for run in logged():
+        identity = client.create_run(experiment).info.run_id
+        for name, value in settings(run).items():
+            client.log_param(identity, name, value)
+        for step, loss in enumerate(points(run)):
+            client.log_metric(identity, "val_loss", loss, step=step)
+        client.set_terminated(identity)
+    check(str(tmp_path / "mlflow.db"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    mlflow.set_tracking_uri(None)
+    assert rows(understood(read_table("mlflow:messy"))) == rows(expected())
+    with pytest.raises(UsageError, match="no experiment 'mesy'; the nearest are messy"):
+        read_table("mlflow:mesy")
+
+
+def test_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
+    trackio = pytest.importorskip("trackio", reason="needs Trackio: pip install 'steepen[trackio]'")
+    for i, run in enumerate(logged()):
+        active = trackio.init(project="messy", name=f"run {i}", config=settings(run), embed=False)
+        for step, loss in enumerate(points(run)):
+            active.log({"val_loss": loss}, step=step)
+        active.finish()
+    check("trackio:messy")
+
+
+def test_tracker_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("wandb", "mlflow", "trackio"):
+        monkeypatch.setitem(__import__("sys").modules, name, None)
+        with pytest.raises(UsageError, match=rf"pip install 'steepen\[{name}\]'"):
+            read_table(f"{name}:someone/project")
+    (tmp_path / "events.out.tfevents.1").write_bytes(b"")
+    module = "tensorboard.backend.event_processing.event_accumulator"
+    monkeypatch.setitem(__import__("sys").modules, module, None)
+    with pytest.raises(UsageError, match=r"pip install 'steepen\[tensorboard\]'"):
+        read_table(str(tmp_path))
