@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, cast
 from steepen.errors import UsageError
 from steepen.requests.request import Option, Request, function
 from steepen.requests.tables import ReadsTable
-from steepen.results.fit import ChinchillaResult, ComputeResult, IsoflopResult
+from steepen.results.chinchilla import ChinchillaResult
+from steepen.results.fit import ComputeResult
+from steepen.results.isoflop import IsoflopResult
 from steepen.utils.codec import Range
 from steepen.utils.console import spinner
 from steepen.utils.values import Confidence, Flops, Level, Noise, Seed
