@@ -169,12 +169,12 @@ def chinchilla_hold_outs(repeats: int) -> None:
     n, d = (part.ravel() for part in np.meshgrid(np.geomspace(2e7, 4e8, 6), np.geomspace(4e8, 8e9, 6)))
     few = np.array([1e7, 8e7, 1.5e8, 4e8, 1e7])
     cases = {
-        "36, five parameters, huber": (n, d, ChinchillaSettings(bootstrap=0, starts_per_axis=4)),
-        "36, five parameters, mse": (n, d, ChinchillaSettings(loss="mse", bootstrap=0, starts_per_axis=4)),
+        "36, five parameters, huber": (n, d, ChinchillaSettings(starts_per_axis=4)),
+        "36, five parameters, mse": (n, d, ChinchillaSettings(loss="mse", starts_per_axis=4)),
         "5 (Gadre), four parameters, mse": (
             few,
             few * np.array([20, 20, 20, 20, 320]),
-            ChinchillaSettings(loss="mse", tied=True, bootstrap=0, starts_per_axis=4),
+            ChinchillaSettings(loss="mse", tied=True, starts_per_axis=4),
         ),
     }
     for name, (parameters, tokens, settings) in cases.items():

@@ -33,7 +33,7 @@ def epoch(find: Find) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def test_epochs_refit_of_chinchilla(reference_data: Find) -> None:
-    fit = fit_chinchilla(*epoch(reference_data), ChinchillaSettings(bootstrap=200))
+    fit = fit_chinchilla(*epoch(reference_data), ChinchillaSettings())
     assert fit.points == 240
     assert fit.objective <= 1.01828e-3
     assert fit.e == pytest.approx(1.8172, abs=2e-4)
@@ -62,7 +62,7 @@ def test_chinchilla_fits_below_1e21_flops_match_all_printed_digits(
     n, d, y = epoch(reference_data)
     below = 6 * n * d < 1e21
     assert below.sum() == 217
-    settings = ChinchillaSettings(loss=loss, bootstrap=0)  # type: ignore[arg-type]
+    settings = ChinchillaSettings(loss=loss)  # type: ignore[arg-type]
     fit = fit_chinchilla(n[below] / 1e6, d[below] / 1e9, y[below], settings)
     assert (fit.e, fit.a, fit.b, fit.alpha, fit.beta) == pytest.approx(answer, abs=5.001e-5)
     if loss == "mse":
@@ -92,7 +92,7 @@ def test_llama_3_isoflop_law_and_its_sensitivity_to_the_mask(reference_data: Fin
 def test_llama_3_chinchilla_law(reference_data: Find) -> None:
     table = rows(reference_data("refdata/openathena_isoflops/llama_3.csv"))
     runs = [row for row in table if row["condition"] == "raw_loss"]
-    settings = ChinchillaSettings(loss="mse", bootstrap=0)
+    settings = ChinchillaSettings(loss="mse")
     fit = fit_chinchilla(column(runs, "params"), column(runs, "tokens"), column(runs, "loss"), settings)
     assert (fit.e, fit.alpha, fit.beta) == pytest.approx((0.6047, 0.3100, 0.3136), abs=5e-5)
     assert (fit.a, fit.b) == pytest.approx((59.1, 155.1), abs=0.05)
@@ -134,7 +134,7 @@ def test_every_published_set_fits_without_a_flag(reference_data: Find) -> None:
                 column(own, "params"),
                 column(own, "tokens"),
                 column(own, "loss"),
-                ChinchillaSettings(bootstrap=0),
+                ChinchillaSettings(),
             )
             assert fit.flags == ()
             assert fit.starts_at_optimum > 0.8
