@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from steepen.laws.chinchilla_table import ArmChinchilla
+from steepen.laws.fits.solver import Array
 from steepen.laws.isoflop_table import ArmSweeps
 from steepen.results.panel import Axis, Panel, Series
 from steepen.studies.plotting import censored_points, line, optimum_star, parabola, points
@@ -31,13 +32,15 @@ def chinchilla_panels(arms: Mapping[str, ArmChinchilla]) -> list[Panel]:
             f"Residuals, SD {sd:.2g}", compute, Axis("loss − law"), tuple(residuals), lines=(("y", 0.0, ""),)
         )
     ]
+    losses = np.concatenate([one.runs.loss for one in arms.values()])
+    levels = np.unique(np.quantile(losses, np.linspace(0.03, 0.97, CONTOURS)))
     for arm, one in arms.items():
         head = f"{arm}: " if arm else ""
-        found.append(_passes_panel(one) if one.fit.phi is not None else _split_panel(one, head))
+        found.append(_passes_panel(one) if one.fit.phi is not None else _split_panel(one, head, levels))
     return found
 
 
-def _split_panel(one: ArmChinchilla, head: str) -> Panel:
+def _split_panel(one: ArmChinchilla, head: str, levels: Array) -> Panel:
     """Contours of the law over the runs, and the compute-optimal line."""
     from contourpy import contour_generator
 
@@ -45,7 +48,7 @@ def _split_panel(one: ArmChinchilla, head: str) -> Panel:
     grid_n, grid_d = np.geomspace(n.min(), n.max(), 80), np.geomspace(d.min(), d.max(), 80)
     contours = contour_generator(grid_n, grid_d, fit.predict(grid_n[None, :], grid_d[:, None]))
     series: list[Series] = []
-    for level in np.unique(np.quantile(one.runs.loss, np.linspace(0.03, 0.97, CONTOURS))):
+    for level in levels:
         for outline in contours.lines(float(level)):
             x, y = np.asarray(outline, float).T
             series.append(line(f"loss {level:.2f}", x, y, level=float(level)))
@@ -53,10 +56,9 @@ def _split_panel(one: ArmChinchilla, head: str) -> Panel:
     budgets = np.geomspace(one.runs.flops.min(), one.runs.flops.max(), 60)
     best = np.array([fit.optimum(float(c))[:2] for c in budgets])
     inside = (best >= [n.min(), d.min()]).all(axis=1) & (best <= [n.max(), d.max()]).all(axis=1)
-    optimum = f"optimum, N ∝ C^{fit.parameters_exponent:.3f}"
-    series.append(line(optimum, *best[inside].T, style="dashed"))
+    series.append(line("compute-optimal", *best[inside].T, style="dashed"))
     axes = Axis("parameters N", "log"), Axis("tokens D", "log")
-    return Panel(f"{head}loss and compute-optimal split", *axes, tuple(series))
+    return Panel(f"{head}loss, and N* ∝ C^{fit.parameters_exponent:.3f}", *axes, tuple(series))
 
 
 def _passes_panel(one: ArmChinchilla) -> Panel:

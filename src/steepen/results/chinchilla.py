@@ -10,7 +10,7 @@ from steepen.results.panel import Panel
 from steepen.results.result import Result
 from steepen.results.table import Column, Table, table_of
 from steepen.results.text import Block, Paragraph
-from steepen.utils.formatting import compute_factor, format_flops, format_value, percent
+from steepen.utils.formatting import MISSING, compute_factor, format_flops, format_value, percent
 
 if TYPE_CHECKING:
     from steepen.laws.chinchilla_table import ArmChinchilla, ChinchillaTableFit, HeldOutChinchillaLoss
@@ -85,12 +85,26 @@ class ChinchillaResult(Result):
         for arm in found.comparisons:
             yield Paragraph(f" {comparison_sentence(found, arm)}", "■")
             yield Paragraph()
-        yield self.table()
+        yield self.table() if len(found.arms) == 1 else self.arm_table()
         for arm, one in found.arms.items():
             yield Paragraph()
             yield Paragraph(f"{arm}: {law_sentence(one)}" if arm else law_sentence(one))
             for run in one.hold_out:
                 yield Paragraph(f"· {held_out_sentence(run, found.row_word)}", indent=2)
+
+    def arm_table(self) -> Table:
+        """A row for each arm: the constants that have no unit, with their intervals."""
+
+        def column(field: str) -> Column:
+            def value(arm: str) -> str:
+                fit = self.table_fit.arms[arm].fit
+                low, high = fit.intervals[field]
+                return f"{getattr(fit, field):.3f} ({low:.2f}–{high:.2f})"
+
+            return Column(SYMBOLS[field], value=value, align="right")
+
+        columns = [Column("arm", value=str), *map(column, ("e", "alpha", "beta", "parameters_exponent"))]
+        return table_of(list(self.table_fit.arms), columns, self.headline().partition(":")[0])
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as nested dicts and numbers."""
@@ -129,7 +143,8 @@ def law_sentence(one: ArmChinchilla) -> str:
     )
     if fit.phi is None:
         law = fit.flops_law
-        flops = "6·N·D" if law.exponent == 1 else f"{law.coefficient:.3g}·N^{law.exponent:.3f}·D"
+        usual = abs(law.coefficient / 6 - 1) < 0.01 and abs(law.exponent - 1) < 1e-3
+        flops = "6·N·D" if usual else f"{law.coefficient:.3g}·N^{law.exponent:.3f}·D"
         text += (
             f" Compute-optimal with C = {flops}: N* ∝ C^{fit.parameters_exponent:.4f},"
             f" D* ∝ C^{fit.tokens_exponent:.4f}, L − E ∝ C^−{fit.compute_exponent:.4f}."
@@ -159,7 +174,7 @@ def answers(found: ChinchillaTableFit, arm: str) -> tuple[str, str]:
     trend = "grows" if one.growth > 1 else "shrinks"
     return (
         level if found.p_better[arm] < LEVEL else "not resolved",
-        trend if found.p_growth[arm] < LEVEL else "not resolved",
+        trend if found.p_growth[arm] < LEVEL else MISSING,
     )
 
 
@@ -198,17 +213,18 @@ def comparison_sentence(found: ChinchillaTableFit, arm: str) -> str:
     better, grows = answers(found, arm)
     p, p_growth = found.p_better[arm], found.p_growth[arm]
     head = {"not resolved": "no difference is resolved"}.get(better, better)
-    if grows != "not resolved":
-        subject = "the gain" if better == "better" or one.multiplier.value > 1 else "its multiplier"
+    if grows != MISSING:
+        subject = "the gain" if one.multiplier.value > 1 else "its multiplier"
         head += f", and {subject} {grows} with compute"
     low, high = one.growth_interval
     confidence = percent(found.first.fit.settings.confidence)
     ends = " and ".join(_multiplier(m) for m in one.multipliers)
+    middle = one.multiplier
     text = (
-        f"{arm} against {found.reference}: {head}. It needs {_multiplier(one.multiplier)} ({confidence}"
-        f" {one.multiplier.interval[0]:.3g} to {one.multiplier.interval[1]:.3g}; p = {p:.2g}), the middle of"
-        f" the common range; {ends}. The multiplier changes by ×{one.growth:.3f} per decade of compute"
-        f" ({low:.3f} to {high:.3f}; p = {p_growth:.2g})"
+        f"{arm} against {found.reference}: {head}. It needs {_multiplier(middle)} (multiplier"
+        f" {middle.value:.3f}, {confidence} {middle.interval[0]:.3f} to {middle.interval[1]:.3f}; p ="
+        f" {p:.2g}), the middle of the common range; {ends}. The multiplier changes by ×{one.growth:.3f}"
+        f" per decade of compute ({low:.3f} to {high:.3f}; p = {p_growth:.2g})"
     )
     if one.p_ratio_effect < LEVEL:
         text += f" and by ×{one.ratio_effect:.3f} per tenfold D/N (p = {one.p_ratio_effect:.2g})"
