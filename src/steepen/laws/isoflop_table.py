@@ -14,6 +14,7 @@ from steepen.laws.distributions import Interval
 from steepen.laws.fits.isoflop import IsoflopFit, fit_isoflop
 from steepen.laws.fits.isoflop_comparison import SweepComparison, compare_sweeps
 from steepen.laws.fits.isoflop_runs import fit_isoflop_runs
+from steepen.laws.fits.size_law_comparison import holm
 from steepen.laws.fits.solver import Array, Mask
 from steepen.laws.fits.vertex import VertexMethod
 from steepen.laws.table import ALIASES, Table
@@ -71,13 +72,30 @@ class IsoflopTableFit:
     comparisons: dict[str, SweepComparison]
     warnings: tuple[str, ...]
 
+    @property
+    def p_better(self) -> dict[str, float]:
+        """p-value of no difference, adjusted for the number of arms (Holm)."""
+        return holm({arm: one.multiplier.p for arm, one in self.comparisons.items() if one.multiplier})
+
+    @property
+    def p_growth(self) -> dict[str, float]:
+        """p-value of a constant multiplier, adjusted for the number of arms (Holm)."""
+        return holm({arm: one.growth.p for arm, one in self.comparisons.items() if one.growth})
+
     def to_dict(self) -> dict[str, Any]:
         """Nested dicts, lists and numbers, for JSON: the only arm's fit at the top, every arm's in `arms`."""
         arms = {name: one.to_dict() for name, one in self.arms.items()}
         only = next(iter(arms.values())) if len(arms) == 1 else {"law": "isoflop"}
         found = {**only, "x": self.x_name, **({"arms": arms} if self.has_arms else {})}
         if self.reference is not None:
-            compared = {name: asdict(one) for name, one in self.comparisons.items()}
+            compared = {
+                name: {
+                    **asdict(one),
+                    "p_better_holm": self.p_better.get(name),
+                    "p_growth_holm": self.p_growth.get(name),
+                }
+                for name, one in self.comparisons.items()
+            }
             found |= {"reference": self.reference, "comparisons": compared}
         return found | {"warnings": [*only.get("warnings", []), *self.warnings]}
 

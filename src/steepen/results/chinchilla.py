@@ -103,7 +103,7 @@ class ChinchillaResult(Result):
 
             return Column(SYMBOLS[field], value=value, align="right")
 
-        columns = [Column("arm", value=str), *map(column, ("e", "alpha", "beta", "parameters_exponent"))]
+        columns = [Column("arm", value=str), *map(column, ("e", "alpha", "beta"))]
         return table_of(list(self.table_fit.arms), columns, self.headline().partition(":")[0])
 
     def to_dict(self) -> dict[str, Any]:

@@ -80,10 +80,11 @@ class IsoflopResult(Result):
         """Comparisons first; then the vertices, their laws and the forecasts."""
         found = self.table_fit
         for arm, one in found.comparisons.items():
-            yield Paragraph(f" {arm} against {found.reference}: {comparison_sentence(one)}", "■")
+            yield Paragraph(f" {arm} against {found.reference}: {comparison_sentence(found, arm)}", "■")
             yield Paragraph()
-            yield budget_table(one, found.x_name)
-            yield Paragraph()
+            if len(found.comparisons) == 1:
+                yield budget_table(one, found.x_name)
+                yield Paragraph()
         yield self.table()
         for arm, one in found.arms.items():
             yield Paragraph()
@@ -132,50 +133,51 @@ def forecast_sentence(forecast: OptimumForecast, x_name: str) -> str:
     return f"at {at} FLOPs: best {x_name} {forecast.x:.4g} ({low:.4g} to {high:.4g}){seen}"
 
 
-def comparison_sentence(one: SweepComparison) -> str:
+def comparison_sentence(found: IsoflopTableFit, arm: str) -> str:
     """What the comparison of an arm with the reference says."""
-    parts: list[str] = []
+    one, parts = found.comparisons[arm], list[str]()
     if (mean := one.multiplier) is not None:
-        word = "no difference is resolved" if mean.p >= LEVEL else "better" if mean.value > 1 else "worse"
+        p = found.p_better[arm]
+        head = "no difference is resolved" if p >= LEVEL else "better" if mean.value > 1 else "worse"
+        if one.growth is not None and found.p_growth[arm] < LEVEL:
+            subject = "the gain" if mean.value > 1 else "its multiplier"
+            head += f", and {subject} {'grows' if one.growth.value > 1 else 'shrinks'} with compute"
+        ends = f"{mean.interval[0]:.3f} to {mean.interval[1]:.3f}"
         parts.append(
-            f"{word}. It needs {compute_factor(mean.value)} on average over the budgets {_ends(mean)}"
+            f"{head}. It needs {compute_factor(mean.value)} on average over {len(one.budgets)} budgets"
+            f" (multiplier {mean.value:.3f}, {ends}; p = {p:.2g})"
         )
     else:
         parts.append("no multiplier, as the arm has one optimum")
     if (growth := one.growth) is not None:
-        parts.append(f"the multiplier changes by ×{growth.value:.3f} per decade of compute {_ends(growth)}")
+        ends = f"{growth.interval[0]:.3f} to {growth.interval[1]:.3f}; p = {found.p_growth[arm]:.2g}"
+        parts.append(f"the multiplier changes by ×{growth.value:.3f} per decade of compute ({ends})")
     if (exponent := one.exponent) is not None:
-        parts.append(f"the exponent of its optimum differs by {exponent.value:+.4f} {_ends(exponent)}")
+        ends = f"{exponent.interval[0]:+.3f} to {exponent.interval[1]:+.3f}; p = {exponent.p:.2g}"
+        parts.append(f"the exponent of its optimum differs by {exponent.value:+.3f} ({ends})")
     return "; ".join(parts) + "."
-
-
-def _ends(contrast: Contrast) -> str:
-    return f"({contrast.interval[0]:.3g} to {contrast.interval[1]:.3g}; p = {contrast.p:.2g})"
 
 
 def budget_table(one: SweepComparison, x_name: str) -> Table:
     """A row for each common budget."""
 
-    def cell(contrast: Contrast | None) -> str:
+    def factor(contrast: Contrast | None) -> str:
         if contrast is None:
             return MISSING
-        value, (low, high) = contrast.value, contrast.interval
-        return f"{value:.3g} ({low:.3g} to {high:.3g})"
+        return f"{contrast.value:.3g} ({contrast.interval[0]:.2f}–{contrast.interval[1]:.2f})"
 
-    def column(heading: str, name: str) -> Column:
-        def value(row: BudgetComparison) -> str:
-            return cell(getattr(row, name))
-
-        return Column(heading, value=value, align="right")
+    def loss(row: BudgetComparison) -> str:
+        value, (low, high) = row.loss_difference.value, row.loss_difference.interval
+        return f"{value:+.4f} ±{(high - low) / 2:.4f}"
 
     return table_of(
         one.budgets,
         [
             Column("budget", value=lambda row: format_flops(row.budget, 2), align="right"),
-            column(f"best {x_name}, ratio", "optimum_ratio"),
-            column("loss, difference", "loss_difference"),
-            column("multiplier", "multiplier"),
+            Column(f"ratio of {x_name}*", value=lambda row: factor(row.optimum_ratio), align="right"),
+            Column("loss", value=loss, align="right"),
+            Column("multiplier", value=lambda row: factor(row.multiplier), align="right"),
             Column("p", ".1g", value=lambda row: row.loss_difference.p),
         ],
-        caption="p: of equal losses at the optima",
+        caption="loss: difference at the optima, with its p-value",
     )

@@ -1,7 +1,8 @@
 """Compare two arms' sweeps at fixed compute: optimum, loss and multiplier at each budget, and exponents.
 
 One noise variance is pooled over all parabolas of both arms, since a sweep has few points beyond a parabola's
-three coefficients.
+three coefficients. Where the multipliers scatter more about their trend than this noise explains, the errors
+of their mean and growth are those of the scatter.
 """
 
 from __future__ import annotations
@@ -88,15 +89,15 @@ def compare_sweeps(
             " arms."
         )
     noise = max(squares / df, ROUNDING_ERROR**2)
-    quantile = float(t_quantile((1 + settings["confidence"]) / 2, np.array(float(df))))
 
-    def contrast(value: float, variance: float, freedom: float = df, reach: float = quantile) -> Contrast:
+    def contrast(value: float, variance: float, freedom: float = df) -> Contrast:
         error = math.sqrt(variance)
+        reach = float(t_quantile((1 + settings["confidence"]) / 2, np.array(float(freedom))))
         p = float(2 * stats.t.sf(abs(value) / max(error, 1e-300), freedom))
         return Contrast(value, (value - reach * error, value + reach * error), p)
 
-    def factor(value: float, variance: float) -> Contrast:
-        found = contrast(value, variance)
+    def factor(value: float, variance: float, freedom: float = df) -> Contrast:
+        found = contrast(value, variance, freedom)
         return Contrast(math.exp(value), (math.exp(found.interval[0]), math.exp(found.interval[1])), found.p)
 
     curve = _Frontier.of(optima[1])
@@ -131,11 +132,16 @@ def compare_sweeps(
     mean = growth = None
     if logs:
         c, log_m, variance = (np.array(part) for part in zip(*logs, strict=True))
-        mean = factor(float(log_m.mean()), float(variance.sum()) / len(c) ** 2)
+        freedom = float(df)
         if len(c) > 2:
             weight = (c - c.mean()) / float(((c - c.mean()) ** 2).sum())
-            slope = math.log(10) * float(weight @ log_m)
-            growth = factor(slope, math.log(10) ** 2 * float(weight**2 @ variance))
+            slope = float(weight @ log_m)
+            spread = log_m - log_m.mean() - slope * (c - c.mean())
+            excess = float((spread**2 / variance).sum()) / (len(c) - 2)
+            if excess > 1:
+                variance, freedom = variance * excess, len(c) - 2.0
+            growth = factor(math.log(10) * slope, math.log(10) ** 2 * float(weight**2 @ variance), freedom)
+        mean = factor(float(log_m.mean()), float(variance.sum()) / len(c) ** 2, freedom)
     first, second = (fit.law for fit in fits)
     exponent = None
     if (
@@ -146,8 +152,7 @@ def compare_sweeps(
         parts = [law.standard_error**2 for law in (first, second)]
         freedoms = first.degrees_of_freedom, second.degrees_of_freedom
         welch = sum(parts) ** 2 / max(sum(v**2 / f for v, f in zip(parts, freedoms, strict=True)), 1e-300)
-        reach = float(t_quantile((1 + settings["confidence"]) / 2, np.array(welch)))
-        exponent = contrast(second.exponent - first.exponent, sum(parts), welch, reach)
+        exponent = contrast(second.exponent - first.exponent, sum(parts), welch)
     return SweepComparison(tuple(compared), mean, growth, exponent)
 
 
