@@ -88,7 +88,7 @@ def isoflop_panels(arms: Mapping[str, ArmSweeps], x_name: str) -> list[Panel]:
         sweeps: list[Series] = []
         for vertex in fit.vertices:
             own = np.abs(np.log(budget / vertex.budget)) <= fit.settings["tolerance"]
-            fields: dict[str, Any] = {"level": vertex.budget}
+            fields: dict[str, Any] = {"level": float(f"{vertex.budget:.2g}")}
             label = format_flops(vertex.budget, 2)
             sweeps.append(points(label, x[own], loss[own], **fields))
             if vertex.method == "quadratic":
