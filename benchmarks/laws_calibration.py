@@ -17,7 +17,6 @@ import numpy as np
 
 from steepen.laws.analysis import fit_compute
 from steepen.laws.distributions import f_p_value, t_quantile
-from steepen.laws.fits.chinchilla import ChinchillaSettings, fit_chinchilla
 from steepen.laws.fits.compute_law import FitSettings
 from steepen.laws.fits.profile_likelihood import LeastSquaresFit, profile_intervals
 from steepen.laws.fits.solver import Design, jacobian, one_hot, solve, unscaled_covariance
@@ -159,38 +158,6 @@ def lack(repeats: int) -> None:
                 )
             fractions.append(float(np.mean(np.array(values, float) < 0.05)))
         print(f"{method:>8} {fractions[0]:10.3f} {fractions[1]:9.3f}")
-
-
-def chinchilla_hold_outs(repeats: int) -> None:
-    """Coverage of a held-out run 17 times larger: by the reported interval, and by run noise alone."""
-    print(f"\n90% intervals of a held-out run, Chinchilla law, {repeats} repeats each")
-    print(f"{'runs':<34} {'reported':>9} {'noise alone':>12}")
-    rng = np.random.default_rng(5)
-    n, d = (part.ravel() for part in np.meshgrid(np.geomspace(2e7, 4e8, 6), np.geomspace(4e8, 8e9, 6)))
-    few = np.array([1e7, 8e7, 1.5e8, 4e8, 1e7])
-    cases = {
-        "36, five parameters, huber": (n, d, ChinchillaSettings(bootstrap=0, starts_per_axis=4)),
-        "36, five parameters, mse": (n, d, ChinchillaSettings(loss="mse", bootstrap=0, starts_per_axis=4)),
-        "5 (Gadre), four parameters, mse": (
-            few,
-            few * np.array([20, 20, 20, 20, 320]),
-            ChinchillaSettings(loss="mse", tied=True, bootstrap=0, starts_per_axis=4),
-        ),
-    }
-    for name, (parameters, tokens, settings) in cases.items():
-        inside = np.zeros(2)
-        for _ in range(repeats):
-
-            def observe(n: np.ndarray, d: np.ndarray) -> np.ndarray:
-                noise = np.exp(0.003 * rng.standard_normal(np.shape(n)))
-                return (1.82 + 480 / n**0.347 + 1500 / d**0.347) * noise
-
-            fit = fit_chinchilla(parameters, tokens, observe(parameters, tokens), settings)
-            observed = float(observe(np.array(7e9), np.array(1.4e11)))
-            (low, high), _ = fit.forecast_interval(7e9, 1.4e11)
-            miss = abs(observed - float(fit.predict(7e9, 1.4e11)))
-            inside += [low < observed < high, miss < 1.645 * fit.residual_sd]
-        print(f"{name:<34} {inside[0] / repeats:9.3f} {inside[1] / repeats:12.3f}")
 
 
 def verdicts(draws: int) -> None:
@@ -451,5 +418,4 @@ if __name__ == "__main__":
     correlation_found(max(100, number // 10))
     fitted(max(50, number // 15))
     lack(max(50, number // 10))
-    chinchilla_hold_outs(max(50, number // 50))
     print(f"\n{time.perf_counter() - begun:.0f} s")

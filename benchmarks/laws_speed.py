@@ -69,7 +69,7 @@ def main() -> None:
         f"50 arms on {cores} cores": lambda: judge(arms(50), cores),
         f"200 arms on {cores} cores": lambda: judge(arms(200), cores),
         "100,000 rows, two arms": lambda: judge(rows),
-        "chinchilla, 240 points, 144 starts, 200 redraws": lambda: fit_chinchilla(n, d, loss),
+        "chinchilla, 240 points, 144 starts": lambda: fit_chinchilla(n, d, loss),
         "power, 1,000 simulated pairs": lambda: simulate_power(LadderPlan(0.0027)),
         "power, search for the cheapest ladder": lambda: cheapest_ladder(LadderPlan(0.0027), "growth"),
     }

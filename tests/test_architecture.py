@@ -52,6 +52,7 @@ ALLOWED: dict[str, set[str]] = {
         "report.figure_options",
         "report.law_panels",
         "report.result_page",
+        "report.size_law_panels",
         "utils",
     },
     # What can be asked; `cli` and `api` have what is not a request yet.

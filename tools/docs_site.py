@@ -13,7 +13,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 # Classes of results, after the functions that return them.
 RESULTS = {
-    "steepen.results.fit": ["ComputeResult", "ChinchillaResult", "IsoflopResult"],
+    "steepen.results.fit": ["ComputeResult"],
+    "steepen.results.chinchilla": ["ChinchillaResult"],
+    "steepen.results.isoflop": ["IsoflopResult"],
     "steepen.results.power": ["PowerResult"],
     "steepen.api.runs": ["Runs", "Run"],
     "steepen.api.studies": ["Study"],

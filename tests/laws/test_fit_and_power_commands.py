@@ -185,7 +185,7 @@ def test_unit_in_a_columns_name_is_converted_and_an_unlabelled_one_is_warned_of(
     [
         ([], "--reference"),
         (["--reference", "vanila"], "vanilla"),
-        (["--reference", "vanilla", "--law", "cubic"], "'compute', 'chinchilla', 'isoflop'"),
+        (["--reference", "vanilla", "--law", "cubic"], "'compute', 'chinchilla', 'looped', 'isoflop'"),
         (["--reference", "vanilla", "--objective", "l2"], "'huber', 'mse', 'log-mse'"),
         (["--reference", "vanilla", "--figure", "x.doc"], ".pdf"),
         (["--reference", "vanilla", "--hold-out", "lots"], "FLOPS"),
@@ -330,10 +330,11 @@ def test_chinchilla_laws_of_two_arms_are_compared_and_hold_outs_named_by_arm(
     assert held and all(run["interval"][0] < run["forecast"] < run["interval"][1] for run in held)
     assert data["arms"]["grow"]["settings"]["delta"] == 1e-2
     found = data["comparisons"]["grow"]
-    truth = 0.36 * 0.366 / 0.726 - 0.34 * 0.366 / 0.706
-    low, high = found["delta_compute_exponent_interval"]
-    assert low < truth < high and found["p_compute_exponent"] < 0.01 and found["multiplier"] > 1
-    assert "grow against vanilla: compute exponent +" in run(capsys, *words)[1]
+    assert found["growth"] > 1 and found["p_growth"] < 1e-6 and found["p_exponents"] < 1e-6
+    assert found["multiplier"]["value"] > 1 and found["pairs"] == 36 - len(held)
+    text = " ".join(run(capsys, *words)[1].split())
+    assert "grow against vanilla: better, and the gain grows with compute" in text
+    assert "one α and β (p = " in text and "rejected" in text
     code, _, err = run(capsys, *words, "--hold-out", "grown:1e22")
     assert code == 2 and "there is no arm 'grown'" in err
     code, _, err = run(capsys, "fit", path, "--law", "chinchilla", "--reference", "vanila")

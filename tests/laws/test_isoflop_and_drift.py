@@ -13,9 +13,9 @@ from steepen.laws.fits.isoflop import fit_isoflop, fit_power_law, group_budgets,
 from steepen.laws.fits.isoflop_runs import fit_isoflop_runs
 from steepen.laws.fits.matched_compute import convex_envelope, envelope_compute, loss_at, slice_families
 from steepen.laws.fits.vertex import find_vertex
+from steepen.laws.isoflop_table import fit_isoflop_table
 from steepen.laws.ladder import make_ladder
 from steepen.laws.table import table_from
-from steepen.laws.table_fits import fit_isoflop_table
 
 
 def sweep(
@@ -50,7 +50,6 @@ def test_concave_sweep_has_no_minimum_and_no_interval() -> None:
     assert vertex.interval is None
     assert vertex.leave_one_out is None
     assert any("1e+18: no minimum: the parabola opens downwards" in w for w in fit.warnings)
-    assert "nan" not in fit.summary()
 
 
 def test_unbounded_optimum_enters_the_law_with_a_warning_that_names_its_budget() -> None:
@@ -128,7 +127,6 @@ def test_isoflop_exponents_and_predictions_are_recovered() -> None:
     assert fit.law is not None
     assert fit.law.exponent == pytest.approx(0.53)
     assert fit.law.predict(3.8e25) == pytest.approx(0.3 * 3.8e25**0.53, rel=1e-6)
-    assert "budget^0.5300" in fit.summary()
 
 
 def shared_runs(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
@@ -178,7 +176,6 @@ def test_run_column_of_an_isoflop_table_is_used() -> None:
     assert alone.law is not None and shared.law is not None
     assert shared.law.runs == 7 and alone.law.runs is None
     assert shared.law.exponent == alone.law.exponent and shared.law.level_error > alone.law.level_error
-    assert "7 resampled runs" in shared.summary()
 
 
 def test_budgets_realized_within_a_percent_are_one_sweep() -> None:

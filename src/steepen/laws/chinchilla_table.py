@@ -1,23 +1,24 @@
-"""Fit the Chinchilla law to a table of runs, arm by arm, and score the runs that are held out."""
+"""Fit laws in model size and tokens to a table of runs, compare its arms, and score the runs held out."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from steepen.errors import UsageError, nearest
-from steepen.laws.distributions import Interval, t_quantile
+from steepen.laws.distributions import Interval
 from steepen.laws.fits.chinchilla import ChinchillaFit, ChinchillaSettings, fit_chinchilla
+from steepen.laws.fits.size_law_comparison import ArmRuns, LawComparison, compare_laws, holm
+from steepen.laws.fits.size_law_solver import IntArray, ModelSize
 from steepen.laws.fits.solver import Array, Mask
-from steepen.laws.read_table import read_table
 from steepen.laws.table import Table
-from steepen.laws.table_selection import parse_flops
+from steepen.laws.table_selection import held_out, parse_hold_outs
+
+LOOPED_COLUMNS = ("n_once", "n_rec", "passes")  # of looped models, in place of parameters
+UNLIKELY_LOSS = 12.0  # nats per token: guessing among 160,000 tokens
 
 
 @dataclass(frozen=True)
@@ -56,97 +57,68 @@ class ArmChinchilla:
     fit: ChinchillaFit
     optimum: ComputeOptimum | None
     hold_out: tuple[HeldOutChinchillaLoss, ...]
-    parameters: Array
-    tokens: Array
-    loss: Array
-    row_unit: str
+    size: ModelSize
+    runs: ArmRuns
 
     def to_dict(self) -> dict[str, Any]:
         """Nested dicts, lists and numbers, for JSON."""
         optimum = {} if self.optimum is None else {"optimum": asdict(self.optimum)}
         return {**self.fit.to_dict(), "hold_out": [asdict(run) for run in self.hold_out], **optimum}
 
-    def summary(self) -> str:
-        """The law, the optimum and the hold-outs, one per line."""
-        lines = [self.fit.summary()]
-        if (best := self.optimum) is not None:
-            split = f"N* = {best.parameters:.4g}, D* = {best.tokens:.4g}"
-            lines.append(f"at {best.flops:.3g} FLOPs: {split}, loss {best.loss:.4f}")
-        lines += [
-            f"held out {self.row_unit} {run.row}: {run.observed:.4f} against {run.forecast:.4f}"
-            f" ({run.interval[0]:.4f} to {run.interval[1]:.4f}), error {run.error:+.4f}"
-            f" ({run.error_in_sigma:+.1f}σ of a run, {run.error_in_standard_errors:+.1f} standard errors of"
-            " the forecast)"
-            for run in self.hold_out
-        ]
-        return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class LawComparison:
-    """An arm's law against the reference's: differences with intervals, and the multiplier at the optimum.
-
-    `delta_compute_exponent` compares the exponents of loss along the compute-optimal splits, with its
-    two-sided p-value. `multiplier` is how many times less compute the arm needs for the reference's
-    compute-optimal loss at `flops`; NaN where it never reaches it.
-    """
-
-    delta_e: float
-    delta_e_interval: Interval
-    delta_compute_exponent: float
-    delta_compute_exponent_interval: Interval
-    p_compute_exponent: float
-    flops: float
-    multiplier: float
-
 
 @dataclass(frozen=True, eq=False)
 class ChinchillaTableFit:
-    """Chinchilla laws of every arm of a table; one law, under "", if there is no arm column."""
+    """Laws of every arm of a table; one law, under "", if there is no arm column.
+
+    `p_better` and `p_growth` are p-values of the comparisons, adjusted for the number of arms (Holm).
+    """
 
     arms: dict[str, ArmChinchilla]
     reference: str | None
     comparisons: dict[str, LawComparison]
+    row_word: str
+    warnings: tuple[str, ...]
 
     @property
     def first(self) -> ArmChinchilla:
         """The reference's law, or the first arm's."""
         return self.arms[self.reference] if self.reference else next(iter(self.arms.values()))
 
+    @property
+    def p_better(self) -> dict[str, float]:
+        """Adjusted p-value of no difference, by arm."""
+        return holm({arm: one.multiplier.p for arm, one in self.comparisons.items()})
+
+    @property
+    def p_growth(self) -> dict[str, float]:
+        """Adjusted p-value of a constant multiplier, by arm."""
+        return holm({arm: one.p_growth for arm, one in self.comparisons.items()})
+
     def to_dict(self) -> dict[str, Any]:
         """Nested dicts, lists and numbers, for JSON: the only arm's law at the top, every arm's in `arms`."""
+        warnings = {"warnings": list(self.warnings)}
         if "" in self.arms:
-            return self.first.to_dict()
+            return self.first.to_dict() | warnings
         only = self.first.to_dict() if len(self.arms) == 1 else {"law": "chinchilla"}
         return {
             **only,
+            **warnings,
             "reference": self.reference,
             "arms": {name: arm.to_dict() for name, arm in self.arms.items()},
-            "comparisons": {name: asdict(one) for name, one in self.comparisons.items()},
+            "comparisons": {
+                name: {**asdict(one), "p_better_holm": better, "p_growth_holm": growth}
+                for (name, one), better, growth in zip(
+                    self.comparisons.items(), self.p_better.values(), self.p_growth.values(), strict=True
+                )
+            },
         }
-
-    def summary(self) -> str:
-        """The laws, each under its arm, and the comparisons."""
-        parts = [(f"{name}\n" if name else "") + arm.summary() for name, arm in self.arms.items()]
-        for name, c in self.comparisons.items():
-            (low, high), (e_low, e_high) = c.delta_compute_exponent_interval, c.delta_e_interval
-            gain = (
-                "it never reaches the reference's compute-optimal loss"
-                if math.isnan(c.multiplier)
-                else f"{c.multiplier:.2f}× less compute"
-            )
-            parts.append(
-                f"{name} against {self.reference}: compute exponent {c.delta_compute_exponent:+.4f}"
-                f" ({low:+.4f} to {high:+.4f}; p = {c.p_compute_exponent:.2g}), ΔE {c.delta_e:+.4f}"
-                f" ({e_low:+.4f} to {e_high:+.4f}); at {c.flops:.3g} FLOPs {gain}"
-            )
-        return "\n".join(parts)
 
 
 def fit_chinchilla_table(
     table: Table,
     settings: ChinchillaSettings | None = None,
     *,
+    looped: bool = False,
     reference: str | None = None,
     budget: float | None = None,
     hold_out: Sequence[str] = (),
@@ -155,148 +127,147 @@ def fit_chinchilla_table(
 
     Every arm has its own law. Hold-outs are FLOPS, ARM:FLOPS or a table's path; FLOPs are the table's, or
     6·N·D. Rows with the same `run` (checkpoints of one training run) are one observation for intervals.
+    `looped` fits one law with φ to all rows, from columns n_once, n_rec, passes, tokens, loss.
     """
     settings = settings or ChinchillaSettings()
-    rows = _Rows.read(table, with_arms=reference is not None)
-    arms = list(dict.fromkeys(rows.arm))
+    if looped and reference is not None:
+        raise UsageError("`law` looped fits one law to the runs of all arms; leave `reference` out.")
+    rows = _Rows.read(table, looped, with_arms=reference is not None)
+    arms = list(dict.fromkeys(rows.arm.tolist()))
     if reference is not None and reference not in arms:
         raise UsageError(
             f"the reference '{reference}' is not among the arms; did you mean {nearest(reference, arms)}?"
         )
-    held, further = _hold_out(table, rows, arms, hold_out)
+    held, further = _hold_out(table, rows, arms, hold_out, looped)
+    warnings = rows.warnings()
     fits: dict[str, ArmChinchilla] = {}
     for arm in arms:
-        own = np.array([name == arm for name in rows.arm])
-        used = np.flatnonzero(own & ~held)
-        if not len(used):
-            raise UsageError(
-                f"every run{f' of {arm!r}' if arm else ''} is held out, so none is left to fit; hold out from"
-                " a higher compute."
-            )
-        names = None if rows.run is None else [rows.run[i] for i in used]
+        own = rows.arm == arm
+        used = rows.take(own & ~held)
         try:
-            fit = fit_chinchilla(rows.n[used], rows.d[used], rows.y[used], settings, runs=names)
+            if not len(used.loss):
+                raise UsageError("every run is held out, so none is left to fit.")
+            fit = fit_chinchilla(
+                used.size if looped else used.size.stored, used.tokens, used.loss, settings,
+                runs=None if used.run is None else used.run.tolist(),
+                flops=used.flops if rows.has_flops else None,
+            )  # fmt: skip
         except UsageError as error:
-            raise UsageError(f"arm '{arm}': {error}" if arm else str(error)) from None
-        scored = [_score(fit, rows, int(i)) for i in np.flatnonzero(own & held)]
-        for other in further:
-            scored += [_score(fit, other, i) for i, name in enumerate(other.arm) if name == arm]
-        optimum = None if budget is None else ComputeOptimum(budget, *fit.optimum(budget))
-        fits[arm] = ArmChinchilla(
-            fit, optimum, tuple(scored), rows.n[used], rows.d[used], rows.y[used], table.row_word
-        )
+            if len(arms) == 1 or arm == reference:
+                raise UsageError(f"arm '{arm}': {error}" if arm else str(error)) from None
+            warnings.append(f"arm '{arm}' is left out: {error}")
+            continue
+        scored = [
+            _score(fit, part, i, looped)
+            for part in (rows.take(own & held), *(other.take(other.arm == arm) for other in further))
+            for i in range(len(part.loss))
+        ]
+        optimum = None if budget is None or looped else ComputeOptimum(budget, *fit.optimum(budget))
+        runs = ArmRuns(used.size.stored, used.tokens, used.loss, used.flops, fit)
+        fits[arm] = ArmChinchilla(fit, optimum, tuple(scored), used.size, runs)
+        warnings += [f"{arm}: {flag}" if arm else flag for flag in fit.flags]
+    if not fits:
+        raise UsageError("no arm has the runs that its law needs: " + "; ".join(warnings))
     comparisons: dict[str, LawComparison] = {}
     if reference is not None:
-        base = fits[reference]
-        at = budget or float((6 * base.parameters * base.tokens).max())
+        base = fits[reference].runs
         comparisons = {
-            name: _compare(base.fit, arm.fit, at) for name, arm in fits.items() if name != reference
+            name: compare_laws(base, one.runs, budget) for name, one in fits.items() if name != reference
         }
-    return ChinchillaTableFit(fits, reference, comparisons)
+    return ChinchillaTableFit(fits, reference, comparisons, table.row_word, tuple(warnings))
 
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
     """The columns of a table for this law."""
 
-    lines: tuple[int, ...]
-    arm: list[str]
-    n: Array
-    d: Array
-    y: Array
+    lines: IntArray
+    arm: Any  # names, as an array
+    size: ModelSize
+    tokens: Array
+    loss: Array
     flops: Array
-    run: list[str] | None
+    has_flops: bool
+    run: Any | None
 
     @classmethod
-    def read(cls, table: Table, *, with_arms: bool) -> _Rows:
-        table.require(["parameters", "tokens", "loss"])
-        has_arms = table.has("arm", aliases=with_arms)
-        if with_arms and not has_arms:
-            table.require(["arm", "parameters", "tokens", "loss"])
+    def read(cls, table: Table, looped: bool, *, with_arms: bool) -> _Rows:
+        sizes = list(LOOPED_COLUMNS) if looped else ["parameters"]
+        has_arms = not looped and table.has("arm", aliases=with_arms)
+        table.require([*(["arm"] if with_arms else []), *sizes, "tokens", "loss"])
         arm = table.names("arm") if has_arms else [""] * len(table)
-        n, d, y = (table.numbers(name) for name in ("parameters", "tokens", "loss"))
-        run = table.names("run") if table.has("run") else None
+        d, y = table.numbers("tokens"), table.numbers("loss")
+        if looped:
+            once, recurrent = (table.numbers(name, positive=False) for name in sizes[:2])
+            passes = table.numbers("passes")
+            if (wrong := np.flatnonzero((once < 0) | (recurrent < 0) | (once + recurrent <= 0))).size:
+                raise UsageError(f"{table.place(int(wrong[0]))}: n_once and n_rec must be parameter counts.")
+            size = ModelSize(once, recurrent, np.log(passes))
+        else:
+            size, passes = ModelSize.of(table.numbers("parameters")), np.ones(len(table))
+        run = np.array(table.names("run")) if table.has("run") else None
         if run is None:
-            key = "parameters and tokens of an arm" if has_arms else "parameters and tokens"
-            table.require_unique_rows(list(zip(arm, n.tolist(), d.tolist(), strict=True)), key)
-        flops = table.numbers("flops") if table.has("flops") else 6 * n * d
-        return cls(table.lines, arm, n, d, y, flops, run)
+            cells = zip(arm, size.stored.tolist(), passes.tolist(), d.tolist(), strict=True)
+            table.require_unique_rows(
+                list(cells), f"{' and '.join([*sizes, 'tokens'])}{' of an arm' * has_arms}"
+            )
+        has_flops = table.has("flops")
+        flops = table.numbers("flops") if has_flops else 6 * size.effective(1.0)[0] * d
+        return cls(np.array(table.lines), np.array(arm), size, d, y, flops, has_flops, run)
+
+    def take(self, which: Mask) -> _Rows:
+        """Some of the rows."""
+        return replace(
+            self, lines=self.lines[which], arm=self.arm[which], size=self.size.rows(which),
+            tokens=self.tokens[which], loss=self.loss[which], flops=self.flops[which],
+            run=None if self.run is None else self.run[which],
+        )  # fmt: skip
+
+    def names(self) -> list[tuple[Any, ...]]:
+        """What identifies a run: arm, size, passes and tokens."""
+        size = self.size
+        parts = (self.arm, size.once, size.recurrent, size.log_passes, self.tokens)
+        return list(zip(*(part.tolist() for part in parts), strict=True))
+
+    def warnings(self) -> list[str]:
+        """Doubts about the columns."""
+        if float(np.median(self.loss)) <= UNLIKELY_LOSS:
+            return []
+        return [
+            f"half of the losses are above {UNLIKELY_LOSS:g} nats, more than guessing; if they are"
+            " perplexities, give their logarithms"
+        ]
 
 
 def _hold_out(
-    table: Table, rows: _Rows, arms: Sequence[str], hold_out: Sequence[str]
+    table: Table, rows: _Rows, arms: Sequence[str], hold_out: Sequence[str], looped: bool
 ) -> tuple[Mask, list[_Rows]]:
     """Rows to hold out, and further rows to score from other tables."""
-    held, further = np.zeros(len(rows.y), bool), list[_Rows]()
-    if list(hold_out) == ["none"]:
-        return held, further
-    for text in hold_out:
-        if Path(text).is_file():
-            other = _Rows.read(read_table(text).rename_like(table), with_arms=arms != [""])
-            # A run that is also in the fitted table would be scored against itself.
-            keys = set(zip(other.arm, other.n.tolist(), other.d.tolist(), strict=True))
-            held |= [key in keys for key in zip(rows.arm, rows.n.tolist(), rows.d.tolist(), strict=True)]
-            known = set(zip(rows.arm, rows.n.tolist(), rows.d.tolist(), strict=True))
-            new = [
-                i
-                for i, key in enumerate(zip(other.arm, other.n.tolist(), other.d.tolist(), strict=True))
-                if key not in known
-            ]
-            further.append(
-                _Rows(
-                    tuple(other.lines[i] for i in new), [other.arm[i] for i in new], other.n[new],
-                    other.d[new], other.y[new], other.flops[new], None,
-                )
-            )  # fmt: skip
-            unknown = sorted(set(further[-1].arm) - set(arms))
-            if unknown:
-                raise UsageError(f"--hold-out {text}: arm '{unknown[0]}' is held out but not fitted.")
-            continue
-        arm, colon, flops = text.rpartition(":")
-        if colon and arm not in arms:
-            known_arms = "the table has no arm column" if arms == [""] else f"arms are {nearest(arm, arms)}"
-            raise UsageError(f"--hold-out {text}: there is no arm '{arm}'; {known_arms}.")
-        chosen = rows.flops >= parse_flops(flops, text) * (1 - 1e-9)
-        if colon:
-            chosen &= np.array([name == arm for name in rows.arm])
-        held |= chosen
+    held, further = np.zeros(len(rows.loss), bool), list[_Rows]()
+    hold_outs = parse_hold_outs(hold_out, arms, table)
+    for other in (one for one in hold_outs if one.table is not None):
+        assert other.table is not None
+        read = _Rows.read(other.table, looped, with_arms=list(arms) != [""])
+        if unknown := sorted(set(read.arm.tolist()) - set(arms)):
+            raise UsageError(f"hold-out {other.text}: arm '{unknown[0]}' is held out but not fitted.")
+        # A run that is also in the fitted table would be scored against itself.
+        theirs, known = set(read.names()), set(rows.names())
+        held |= np.array([key in theirs for key in rows.names()])
+        further.append(read.take(np.array([key not in known for key in read.names()])))
+    masks = held_out(hold_outs, {arm: rows.flops[rows.arm == arm] for arm in arms})
+    for arm, mask in masks.items():
+        held[rows.arm == arm] |= mask
     return held, further
 
 
-def _score(fit: ChinchillaFit, rows: _Rows, i: int) -> HeldOutChinchillaLoss:
-    n, d, observed = float(rows.n[i]), float(rows.d[i]), float(rows.y[i])
-    forecast = float(fit.predict(n, d))
-    interval, standard_error = fit.forecast_interval(n, d)
+def _score(fit: ChinchillaFit, rows: _Rows, i: int, looped: bool) -> HeldOutChinchillaLoss:
+    n, d, observed = float(rows.size.stored[i]), float(rows.tokens[i]), float(rows.loss[i])
+    size = rows.size.rows(np.array([i])) if looped else n
+    forecast = float(np.squeeze(fit.predict(size, d)))
+    interval, standard_error = fit.forecast_interval(size, d)
     error = observed - forecast
     return HeldOutChinchillaLoss(
-        row=rows.lines[i], parameters=n, tokens=d, observed=observed, forecast=forecast, interval=interval,
-        error=error, error_in_sigma=error / max(fit.residual_sd, 1e-300),
+        row=int(rows.lines[i]), parameters=n, tokens=d, observed=observed, forecast=forecast,
+        interval=interval, error=error, error_in_sigma=error / max(fit.residual_sd, 1e-300),
         error_in_standard_errors=error / max(standard_error, 1e-300),
     )  # fmt: skip
-
-
-def _compare(reference: ChinchillaFit, arm: ChinchillaFit, flops: float) -> LawComparison:
-    """Differences of two independent fits (degrees of freedom by Satterthwaite)."""
-
-    def difference(values: tuple[float, float], errors: tuple[float, float]) -> tuple[float, Interval, float]:
-        delta, error = values[1] - values[0], math.hypot(*errors)
-        parts = errors[0] ** 4 / reference.degrees_of_freedom + errors[1] ** 4 / arm.degrees_of_freedom
-        df = max(error**4 / max(parts, 1e-300), 1.0)
-        reach = error * float(t_quantile((1 + arm.settings.confidence) / 2, np.array(df)))
-        p = float(2 * stats.t.sf(abs(delta) / max(error, 1e-300), df))
-        return delta, (delta - reach, delta + reach), p
-
-    e = difference(
-        (reference.e, arm.e),
-        (math.sqrt(max(reference.covariance[0][0], 0.0)), math.sqrt(max(arm.covariance[0][0], 0.0))),
-    )
-    gamma = difference(
-        (reference.compute_exponent, arm.compute_exponent),
-        (reference.compute_exponent_error, arm.compute_exponent_error),
-    )
-    # Along the optimum L = E + K·C^−γ, and K follows from the loss at any compute.
-    target, k = reference.optimum(flops)[2], (arm.optimum(1.0)[2] - arm.e)
-    reducible = target - arm.e
-    needed = (k / reducible) ** (1 / arm.compute_exponent) if reducible > 0 else math.inf
-    multiplier = flops / needed if math.isfinite(needed) else math.nan
-    return LawComparison(e[0], e[1], gamma[0], gamma[1], gamma[2], flops, multiplier)

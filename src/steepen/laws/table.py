@@ -41,6 +41,9 @@ ALIASES = {
     "tokens": (
         *("d", "n_tokens", "num_tokens", "training_tokens", "train_tokens", "total_tokens", "token_count"),
     ),
+    "n_once": ("params_once", "parameters_once", "once", "n_unique", "non_recurrent_parameters"),
+    "n_rec": ("params_recurrent", "parameters_recurrent", "recurrent", "recurrent_parameters", "n_loop"),
+    "passes": ("loops", "recurrences", "recurrence", "n_loops", "n_passes", "k", "r"),
     "budget": ("flops", "c", "compute", "compute_budget", "flop_budget", "flops_budget", "training_flop"),
     "seed": ("random_seed", "rng_seed"),
     "dataset": ("data_set", "data", "corpus_name", "training_data", "train_data", "dataset_name"),

@@ -61,7 +61,7 @@ class FigureOptions:
         styles = arm_styles(ordered, {arm: own_colour(text) for arm, text in self.colours.items()})
 
         def styled(series: Series) -> Series:
-            if series.arm is None or series.level is not None or series.variant:
+            if not series.arm or series.level is not None or series.variant:
                 return series
             colour, marker = styles[series.arm]
             own = marker if series.kind == "points" and series.role != "optimum" else series.marker

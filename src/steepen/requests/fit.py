@@ -9,21 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, cast
 from steepen.errors import UsageError
 from steepen.requests.request import Option, Request, function
 from steepen.requests.tables import ReadsTable
-from steepen.results.fit import ChinchillaResult, ComputeResult, IsoflopResult
+from steepen.results.chinchilla import ChinchillaResult
+from steepen.results.fit import ComputeResult
+from steepen.results.isoflop import IsoflopResult
 from steepen.utils.codec import Range
 from steepen.utils.console import spinner
 from steepen.utils.values import Confidence, Flops, Level, Noise, Numbers, Seed
 
 if TYPE_CHECKING:
     from steepen.laws.fits.chinchilla import ChinchillaLoss
+    from steepen.laws.isoflop_table import SweepLoss
     from steepen.laws.table import Table
-    from steepen.laws.table_fits import SweepLoss
 
 FitResult: TypeAlias = ComputeResult | ChinchillaResult | IsoflopResult
 
 # Panels of --help.
 COMPUTE = "Law: compute"
-CHINCHILLA = "Law: chinchilla"
+CHINCHILLA = "Law: chinchilla, looped"
 ISOFLOP = "Law: isoflop"
 INTERVALS = "Intervals"
 FORECASTS = "Registered forecasts"
@@ -31,9 +33,13 @@ FORECASTS = "Registered forecasts"
 NEEDS = {  # columns of each law
     "compute": ("flops", "loss"),
     "chinchilla": ("parameters", "tokens", "loss"),
+    "looped": (
+        "passes",
+        "tokens",
+        "loss",
+    ),  # n_once and n_rec may be zero: checked where they are read
     "isoflop": ("budget", "x", "loss"),
 }
-MAX_CHINCHILLA_DRAWS = 500  # a percentile interval no longer changes; more draws only take time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +51,9 @@ class Fit(ReadsTable, Request[FitResult]):
     what (exponent, irreducible loss, both or either)? Each answer comes with intervals and what would change
     it. A table without an arm column is one arm; a seed column distinguishes repeated runs.
 
-    `law` chinchilla fits L = E + A/N^α + B/D^β (columns parameters, tokens, loss); `law` isoflop fits the
-    optimum of each fixed-compute sweep (columns budget, x, loss).
+    `law` chinchilla fits L = E + A/N^α + B/D^β (columns parameters, tokens, loss); `law` looped the same with
+    N = N_once + r^φ·N_rec (columns n_once, n_rec, passes, tokens, loss); `law` isoflop the optimum of each
+    fixed-compute sweep (columns budget, x, loss).
     """
 
     examples = (
@@ -57,9 +64,10 @@ class Fit(ReadsTable, Request[FitResult]):
     figure = tables = True
 
     reference: Annotated[str | None, Option("Arm that every other arm is compared with.")] = None
-    law: Annotated[Literal["compute", "chinchilla", "isoflop"], Option("compute, chinchilla or isoflop.")] = (
-        "compute"
-    )
+    law: Annotated[
+        Literal["compute", "chinchilla", "looped", "isoflop"],
+        Option("compute, chinchilla, looped or isoflop."),
+    ] = "compute"
     objective: Annotated[
         Literal["raw-huber", "huber", "mse", "log-mse"] | None,
         Option(
@@ -141,7 +149,7 @@ class Fit(ReadsTable, Request[FitResult]):
     draws: Annotated[
         int,
         Range(0, 1_000_000),
-        Option(f"Bootstrap resamples per arm (chinchilla: at most {MAX_CHINCHILLA_DRAWS}).", INTERVALS),
+        Option("Bootstrap resamples per arm.", INTERVALS),
     ] = 2000
     seed: Annotated[Seed, Option("Random seed of the bootstrap.", INTERVALS)] = 0
 
@@ -186,7 +194,10 @@ class Fit(ReadsTable, Request[FitResult]):
     def run(self) -> FitResult:
         """Read the table and fit the law."""
         table, request = self.read_table(NEEDS[self.law]), self._as_published()
-        fits = {"compute": _fit_compute, "chinchilla": _fit_chinchilla, "isoflop": _fit_isoflop}
+        fits = {
+            "compute": _fit_compute, "chinchilla": _fit_chinchilla, "looped": _fit_chinchilla,
+            "isoflop": _fit_isoflop,
+        }  # fmt: skip
         return fits[self.law](request, table).with_problems(table.problems)
 
     def _as_published(self) -> Fit:
@@ -248,29 +259,33 @@ def _fit_compute(request: Fit, table: Table) -> ComputeResult:
 
 
 def _fit_chinchilla(request: Fit, table: Table) -> ChinchillaResult:
-    """Fit L(N, D) to every arm, and compare the arms with the reference where one is named."""
+    """Fit L(N, D) to every arm (one law for looped models), and compare arms with a reference."""
     from steepen.laws.chinchilla_table import fit_chinchilla_table
     from steepen.laws.fits.chinchilla import ChinchillaSettings
 
     settings = ChinchillaSettings(
         loss=cast("ChinchillaLoss", request.objective or "huber"), delta=request.delta,
-        tied=request.equal_exponents, bootstrap=min(request.draws, MAX_CHINCHILLA_DRAWS),
-        confidence=request.confidence, seed=request.seed,
+        tied=request.equal_exponents, confidence=request.confidence,
     )  # fmt: skip
     with spinner(f"fitting {len(table)} runs"):
         found = fit_chinchilla_table(
-            table, settings, reference=request.reference, budget=request.budget, hold_out=request.held_out()
+            table,
+            settings,
+            looped=request.law == "looped",
+            reference=request.reference,
+            budget=request.budget,
+            hold_out=request.held_out(),
         )
     return ChinchillaResult(found)
 
 
 def _fit_isoflop(request: Fit, table: Table) -> IsoflopResult:
     """Fit the optimum of every sweep, and the law of the optima."""
-    from steepen.laws.table_fits import fit_isoflop_table
+    from steepen.laws.isoflop_table import fit_isoflop_table
 
     found = fit_isoflop_table(
         table, loss=cast("SweepLoss", request.objective or "log-mse"), vertex=request.vertex,
-        nearest=request.nearest, confidence=request.confidence, budget=request.budget,
-        hold_out=request.held_out(),
+        nearest=request.nearest, confidence=request.confidence, reference=request.reference,
+        budget=request.budget, hold_out=request.held_out(),
     )  # fmt: skip
     return IsoflopResult(found)

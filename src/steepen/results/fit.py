@@ -1,4 +1,4 @@
-"""What `fit` returns: compute laws with verdicts, Chinchilla laws, or the optima of fixed-compute sweeps."""
+"""What `fit` returns for the compute law: laws of arms with verdicts."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ from steepen.results.panel import Panel
 from steepen.results.predict import Predictions, predict
 from steepen.results.result import Result
 from steepen.results.table import Column, Table, table_of
-from steepen.results.text import Block, Lines, Paragraph, table_width
+from steepen.results.text import Block, Paragraph, table_width
 from steepen.utils.cost_axis import cost_axis
-from steepen.utils.formatting import MISSING, format_flops, format_value, percent, pretty_exponents
+from steepen.utils.formatting import MISSING, format_flops, percent, pretty_exponents
 
 if TYPE_CHECKING:
     from steepen.laws.analysis import LadderAnalysis
-    from steepen.laws.chinchilla_table import ChinchillaTableFit
     from steepen.laws.fits.compute_law import ArmLaw, ComputeFit
     from steepen.laws.hypotheses.nested_models import Growth, Hypothesis
     from steepen.laws.ladder import Ladder
     from steepen.laws.registered_forecasts import ScoredForecast
-    from steepen.laws.table_fits import IsoflopTableFit
     from steepen.laws.verdict.evidence import Prediction, Verdict
     from steepen.laws.verdict.holdout import HeldOutLoss
     from steepen.laws.verdict.multipliers import Multiplier
@@ -380,133 +378,3 @@ def _held_out(held: HeldOutLoss) -> Iterable[Block]:
     if held.forecast_by_hypothesis:
         each = ", ".join(f"{name} {value:.4f}" for name, value in held.forecast_by_hypothesis.items())
         yield Paragraph(f"  · forecast by hypothesis: {each}")
-
-
-# Constants of L = E + A/N^α + B/D^β and of its optimum, by field of `ChinchillaFit`.
-SYMBOLS = {
-    "e": "E", "a": "A", "b": "B", "alpha": "α", "beta": "β",
-    "parameters_exponent": "exponent of N*", "tokens_exponent": "exponent of D*",
-    "compute_exponent": "exponent of L − E",
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ConstantRow:
-    """A constant of an arm's law, with its interval."""
-
-    arm: str
-    constant: str
-    value: Annotated[float, Column(format=format_value)]  # each of its own size
-    low: Annotated[float | None, Column(format=format_value)]
-    high: Annotated[float | None, Column(format=format_value)]
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class ChinchillaResult(Result):
-    """L(N, D) = E + A/N^α + B/D^β of a table; `table_fit` has the law, the optimum and hold-outs."""
-
-    table_fit: ChinchillaTableFit
-
-    @property
-    def rows(self) -> list[ConstantRow]:
-        """One row per constant of each arm's law; `residual_rows` has the runs."""
-        return [
-            ConstantRow(arm, symbol, getattr(one.fit, field), *one.fit.intervals.get(field, (None, None)))
-            for arm, one in self.table_fit.arms.items()
-            for field, symbol in SYMBOLS.items()
-        ]
-
-    def left_out(self) -> tuple[str, ...]:
-        """The arm, of a table without arms."""
-        return () if all(self.table_fit.arms) else ("arm",)
-
-    def headline(self) -> str:
-        """The exponents in one line."""
-        laws = [
-            f"{arm or 'N*'} ∝ C^{one.fit.parameters_exponent:.3f}" for arm, one in self.table_fit.arms.items()
-        ]
-        runs = sum(one.fit.points for one in self.table_fit.arms.values())
-        return f"Chinchilla law of {runs} runs: {', '.join(laws)}"
-
-    def headings(self) -> dict[str, str]:
-        """With the level of the intervals."""
-        level = percent(self.table_fit.first.fit.settings.confidence)
-        return {"low": f"{level} low", "high": f"{level} high"}
-
-    def blocks(self, width: int) -> Iterable[Block]:
-        """The law, the optimum and the hold-outs."""
-        return [Lines(self.table_fit.summary())]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as nested dicts and numbers."""
-        return self.table_fit.to_dict()
-
-    def panels(self) -> list[Panel]:
-        """Residuals, and contours of the first arm's law with the compute-optimal line."""
-        from steepen.report.law_panels import chinchilla_panels
-
-        first = self.table_fit.first
-        return chinchilla_panels(first.fit, first.parameters, first.tokens, first.loss)
-
-    def residual_rows(self) -> list[dict[str, Any]]:
-        """One row per fitted run: parameters, tokens, loss, the law's loss and the difference."""
-        return [
-            {"arm": arm, "parameters": float(n), "tokens": float(d), "loss": float(y), "law": float(law),
-             "residual": float(y - law)}
-            for arm, one in self.table_fit.arms.items()
-            for n, d, y, law in zip(one.parameters, one.tokens, one.loss,
-                                    one.fit.predict(one.parameters, one.tokens), strict=True)
-        ]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class OptimumRow:
-    """The optimum of one sweep at fixed compute; `interior`: inside the sweep's range."""
-
-    arm: str
-    budget: float
-    x: float
-    loss: float
-    interior: bool
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class IsoflopResult(Result):
-    """The optimum of every fixed-compute sweep of a table, and the law of the optima, by arm."""
-
-    table_fit: IsoflopTableFit
-
-    @property
-    def rows(self) -> list[OptimumRow]:
-        """One row per sweep."""
-        return [
-            OptimumRow(arm, v.budget, v.x, v.loss, v.interior)
-            for arm, sweeps in self.table_fit.arms.items()
-            for v in sweeps.fit.vertices
-        ]
-
-    def headline(self) -> str:
-        """The exponents in one line."""
-        laws = [
-            f"{arm or 'x*'} ∝ C^{sweeps.fit.law.exponent:.3f}"
-            for arm, sweeps in self.table_fit.arms.items()
-            if sweeps.fit.law is not None
-        ]
-        return f"iso-compute optima: {', '.join(laws) or 'no law'}"
-
-    def blocks(self, width: int) -> Iterable[Block]:
-        """The vertices, their law and the forecasts."""
-        return [Lines(self.table_fit.summary())]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as nested dicts and numbers."""
-        return self.table_fit.to_dict()
-
-    def panels(self) -> list[Panel]:
-        """Sweeps with their parabolas, and optima with their law, for each arm."""
-        from steepen.report.law_panels import isoflop_panels
-
-        arms = self.table_fit.arms
-        return isoflop_panels(
-            {arm: one.fit for arm, one in arms.items()}, {arm: one.data for arm, one in arms.items()}
-        )

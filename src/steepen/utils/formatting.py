@@ -41,6 +41,12 @@ def _power_of_ten(match: re.Match[str]) -> str:
     return f"10{power}" if mantissa == "1" else f"{mantissa}×10{power}"
 
 
+def compute_factor(multiplier: float) -> str:
+    """A compute multiplier in words: 1.25 → "1.25× less compute", 0.41 → "2.4× more compute"."""
+    value, word = (multiplier, "less") if multiplier >= 1 else (1 / multiplier, "more")
+    return f"{value:.3g}× {word} compute"
+
+
 def format_value(value: Any, digits: int = 4) -> str:
     """A cell's value as text, floats to `digits` significant digits; None and NaN as a dash."""
     if value is None:

@@ -247,9 +247,16 @@ def _list_files(endpoint: str | None, files: HubFiles) -> HubListing:
         def card() -> str:
             if CARD not in sizes:
                 return ""
-            place = {"repo_type": "dataset", "revision": revision, "endpoint": endpoint}
             with tempfile.TemporaryDirectory() as downloads:
-                return read_text(Path(hf_hub_download(repository, CARD, local_dir=downloads, **place)))
+                file = hf_hub_download(
+                    repository,
+                    CARD,
+                    repo_type="dataset",
+                    revision=revision,
+                    endpoint=endpoint,
+                    local_dir=downloads,
+                )
+                return read_text(Path(file))
 
         chosen = _choose(sizes, card, files)
         listed = tuple((path, sizes[path]) for path in chosen)

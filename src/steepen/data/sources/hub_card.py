@@ -54,7 +54,7 @@ def card_configs(card: str) -> dict[str, Any]:
     """Files of each config by its name, from the card's front matter; empty if it lists none."""
     match = re.match(r"\s*---\s*\n(.*?)\n---\s*(?:\n|$)", card, re.DOTALL)
     try:
-        header = cast("Any", load_yaml(match[1])) if match else None
+        header = load_yaml(match[1]) if match else None
     except yaml.YAMLError:
         return {}
     entries = header.get("configs") if isinstance(header, dict) else None

@@ -1,5 +1,7 @@
 """The Chinchilla law L(N, D) = E + A/N^α + B/D^β, by summed Huber loss of log losses, MSE or log-MSE.
 
+For looped models N is N_once + r^φ·N_rec: parameters that act once, and those that act in each of r passes.
+
 Variables are centred and the two amplitudes are fitted as logarithms at the centre of the data, so nothing
 depends on the units of N and D. Starting points are a grid over (α, β) with E, A and B by linear least
 squares, so each is near the valley of good fits; all are refined at once, and `starts_at_optimum` is the
@@ -12,39 +14,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from steepen.errors import UsageError
 from steepen.laws.distributions import ROUNDING_ERROR, Interval, t_quantile
-from steepen.laws.fits.chinchilla_solver import ChinchillaProblem, bounds, grid_starts, polish, refine
+from steepen.laws.fits.size_law_solver import (
+    KINDS,
+    IntArray,
+    Kind,
+    ModelSize,
+    SizeLawProblem,
+    grid_starts,
+    solve,
+)
 from steepen.laws.fits.solver import Array
-from steepen.utils.formatting import percent
+from steepen.laws.prior import Prior
 
-IntArray = NDArray[np.intp]
 ChinchillaLoss = Literal["huber", "mse", "log-mse"]
 LOSSES: tuple[ChinchillaLoss, ...] = ("huber", "mse", "log-mse")
-PARAMETERS = ("e", "a", "b", "alpha", "beta")
-MIN_BOOTSTRAP_POINTS = 20  # with fewer runs (or clusters) resamples are too alike, or have no law
+MIN_RATIO_SPREAD = 0.05  # SD of log D about its trend in log N; below it A and B are not told apart
+FIXED_SD = 1e-9  # of a fixed E, in covariances
 
 
 @dataclass(frozen=True)
 class ChinchillaSettings:
-    """Settings of the fit: `starts_per_axis`² starting points, `bootstrap` resamples (0: no intervals).
+    """Settings of the fit: `starts_per_axis`² starting points, `delta` the Huber width of log losses.
 
-    `delta` is the Huber width of log losses, `tied` one exponent α = β.
+    `tied` is one exponent α = β; `irreducible_loss` what is known of E.
     """
 
     loss: ChinchillaLoss = "huber"
     delta: float = 1e-3
     tied: bool = False
     starts_per_axis: int = 12
-    bootstrap: int = 200
     confidence: float = 0.90
-    seed: int = 0
+    irreducible_loss: Prior | None = None
 
     def __post_init__(self) -> None:
         if self.loss not in LOSSES:
@@ -56,14 +63,27 @@ class ChinchillaSettings:
 
 
 @dataclass(frozen=True)
+class FlopsLaw:
+    """Training FLOPs C = coefficient · N^exponent · D; 6·N·D unless a table says otherwise."""
+
+    coefficient: float = 6.0
+    exponent: float = 1.0
+
+    @classmethod
+    def fit(cls, parameters: Array, tokens: Array, flops: Array) -> FlopsLaw:
+        """Least squares of log(C/D) on log N: attention makes FLOPs per token fall short of ∝ N."""
+        exponent, level = np.polyfit(np.log(parameters), np.log(flops / tokens), 1)
+        return cls(math.exp(level), float(exponent))
+
+
+@dataclass(frozen=True)
 class ChinchillaFit:
     """The fitted law. `a` and `b` are in the units of the table: A/N^α with N as given.
 
     `objective` is the sum over points (of Huber terms, or of squares). `starts_at_optimum` is the fraction
-    of starting points that reached it, `flags` are doubts about the solution. `intervals` are bootstrap
-    percentiles, or from the covariance where there are too few runs to resample (`interval_method`).
-    `covariance` is that of (E, log A, log B, α, β), `degrees_of_freedom` points (or clusters) less
-    parameters.
+    of starting points that reached it, `flags` are doubts about the solution. `covariance` is that of
+    (E, log A, log B, α, β) and φ of looped models; `degrees_of_freedom` is points (or clusters) less
+    parameters. `intervals` are from the covariance with Student's t; those of A and B on a log scale.
     """
 
     e: float
@@ -71,6 +91,7 @@ class ChinchillaFit:
     b: float
     alpha: float
     beta: float
+    phi: float | None
     objective: float
     points: int
     starts: int
@@ -79,116 +100,109 @@ class ChinchillaFit:
     log_residual_sd: float
     r_squared: float
     intervals: dict[str, Interval]
-    interval_method: Literal["bootstrap", "covariance", "none"]
     covariance: tuple[tuple[float, ...], ...]
     degrees_of_freedom: int
     flags: tuple[str, ...]
     settings: ChinchillaSettings
+    flops_law: FlopsLaw
 
-    def predict(self, parameters: float | Array, tokens: float | Array) -> Array:
+    def predict(self, parameters: float | Array | ModelSize, tokens: float | Array) -> Array:
         """The law's loss."""
-        n, d = np.asarray(parameters, float), np.asarray(tokens, float)
-        return self.e + self.a * n**-self.alpha + self.b * d**-self.beta
+        _, first, second, _ = self._terms(parameters, tokens)
+        return self.e + first + second
 
-    def law_standard_error(self, parameters: float, tokens: float) -> float:
+    def _terms(
+        self, parameters: float | Array | ModelSize, tokens: float | Array
+    ) -> tuple[Array, Array, Array, Array]:
+        """Effective size, the two terms, and the derivative of the logarithm of the size by φ."""
+        size = parameters
+        if not isinstance(size, ModelSize):
+            size = ModelSize.of(np.asarray(size, float))
+        n, by_phi = size.effective(self.phi or 0.0)
+        return n, self.a * n**-self.alpha, self.b * np.asarray(tokens, float) ** -self.beta, by_phi
+
+    def law_standard_error(self, parameters: float | ModelSize, tokens: float) -> float:
         """Standard error of the law's loss at N and D: what is left with infinitely many runs there."""
-        first, second = self.a * parameters**-self.alpha, self.b * tokens**-self.beta
+        n, first, second, by_phi = (float(np.squeeze(part)) for part in self._terms(parameters, tokens))
         gradient = np.array(
-            [1.0, first, second, -first * math.log(parameters), -second * math.log(tokens)]
-        )  # fmt: skip
-        return math.sqrt(max(float(gradient @ np.array(self.covariance) @ gradient), 0.0))
+            [
+                1.0,
+                first,
+                second,
+                -first * math.log(n),
+                -second * math.log(tokens),
+                -self.alpha * first * by_phi,
+            ]
+        )[: len(self.covariance)]
+        return _standard_error(gradient, np.array(self.covariance))
 
-    def forecast_interval(self, parameters: float, tokens: float) -> tuple[Interval, float]:
+    def forecast_interval(self, parameters: float | ModelSize, tokens: float) -> tuple[Interval, float]:
         """Interval of a further run's loss at N and D, and its standard error: law and run together."""
-        value = float(self.predict(parameters, tokens))
+        value = float(np.squeeze(self.predict(parameters, tokens)))
         run = self.residual_sd if self.settings.loss == "mse" else self.log_residual_sd * value
         error = math.hypot(self.law_standard_error(parameters, tokens), run)
-        reach = error * float(
-            t_quantile((1 + self.settings.confidence) / 2, np.array(float(self.degrees_of_freedom)))
-        )
+        reach = error * _quantile(self.settings.confidence, self.degrees_of_freedom)
         return (value - reach, value + reach), error
 
     @property
     def compute_exponent(self) -> float:
         """γ of the loss at the compute-optimal split: L = E + K·C^−γ."""
-        return self.alpha * self.beta / (self.alpha + self.beta)
-
-    @property
-    def compute_exponent_error(self) -> float:
-        """Standard error of the compute exponent."""
-        total = (self.alpha + self.beta) ** 2
-        gradient = np.array([self.beta**2, self.alpha**2]) / total
-        block = np.array(self.covariance)[3:, 3:]
-        return math.sqrt(max(float(gradient @ block @ gradient), 0.0))
+        return self.alpha * self.parameters_exponent
 
     @property
     def parameters_exponent(self) -> float:
         """a in N* ∝ C^a."""
-        return self.beta / (self.alpha + self.beta)
+        return self.beta / (self.alpha + self.flops_law.exponent * self.beta)
 
     @property
     def tokens_exponent(self) -> float:
         """b in D* ∝ C^b."""
-        return self.alpha / (self.alpha + self.beta)
+        return self.alpha / (self.alpha + self.flops_law.exponent * self.beta)
 
-    def optimum(self, flops: float, flops_per_parameter_token: float = 6.0) -> tuple[float, float, float]:
-        """(N*, D*, loss) of least loss with C = 6·N·D."""
-        product = flops / flops_per_parameter_token
-        ratio = math.log(self.alpha * self.a) - math.log(self.beta * self.b)
-        log_n = (ratio + self.beta * math.log(product)) / (self.alpha + self.beta)
+    def optimum(self, flops: float) -> tuple[float, float, float]:
+        """(N*, D*, loss) of least loss at a compute."""
+        law = self.flops_law
+        ratio = math.log(self.alpha * self.a) - math.log(law.exponent * self.beta * self.b)
+        log_n = (ratio + self.beta * math.log(flops / law.coefficient)) / (
+            self.alpha + law.exponent * self.beta
+        )
         n = math.exp(log_n)
-        return n, product / n, float(self.predict(n, product / n))
+        d = flops / (law.coefficient * n**law.exponent)
+        return n, d, float(self.predict(n, d))
 
     def to_dict(self) -> dict[str, Any]:
         """Nested dicts, lists and numbers, for JSON."""
-        return {
-            "law": "chinchilla", "form": "loss = e + a / parameters ** alpha + b / tokens ** beta",
-            **asdict(self),
+        form = "loss = e + a / parameters ** alpha + b / tokens ** beta"
+        optima = {
             "parameters_exponent": self.parameters_exponent, "tokens_exponent": self.tokens_exponent,
             "compute_exponent": self.compute_exponent,
         }  # fmt: skip
-
-    def summary(self) -> str:
-        """The fit as text."""
-        lines = [
-            f"L(N, D) = {self.e:.4f} + {self.a:.5g} / N^{self.alpha:.4f} + {self.b:.5g} / D^{self.beta:.4f}",
-            f"{self.settings.loss} objective {self.objective:.6e} over {self.points} points;"
-            f" {self.starts_at_optimum:.0%} of"
-            f" {self.starts} starts reached it; residual sd {self.residual_sd:.4f}",
-            f"compute-optimal: N* ∝ C^{self.parameters_exponent:.4f}, D* ∝ C^{self.tokens_exponent:.4f},"
-            f" L − E ∝ C^−{self.compute_exponent:.4f}",
-        ]
-        for name, (low, high) in self.intervals.items():
-            if self.settings.tied and name in ("beta", "parameters_exponent", "tokens_exponent"):
-                continue
-            lines.append(
-                f"  {name:<20} {low:.5g} to {high:.5g} ({percent(self.settings.confidence)},"
-                f" {self.interval_method})"
-            )
-        return "\n".join([*lines, *(f"flag: {flag}" for flag in self.flags)])
+        if self.phi is not None:
+            form, optima = form.replace("parameters", "(n_once + passes ** phi * n_rec)"), {}
+        name = "chinchilla" if self.phi is None else "looped"
+        return {"law": name, "form": form, **asdict(self), **optima}
 
 
 def fit_chinchilla(
-    parameters: Array,
+    parameters: Array | ModelSize,
     tokens: Array,
     loss: Array,
     settings: ChinchillaSettings | None = None,
     *,
     runs: Sequence[str] | None = None,
+    flops: Array | None = None,
 ) -> ChinchillaFit:
-    """Fit the law to runs of N parameters on D tokens.
+    """Fit the law to runs of N parameters on D tokens; sizes with recurrence give φ too.
 
     `runs` names the training run of each row, where several rows (checkpoints, cooldowns) come from one:
-    intervals then treat runs, not rows, as independent.
+    intervals then treat runs, not rows, as independent. `flops` are those of each row, if not 6·N·D.
     """
     settings = settings or ChinchillaSettings()
-    n, d, y = (np.asarray(part, float) for part in (parameters, tokens, loss))
-    _check(n, d, y, settings)
-    centre = float(np.log(n).mean()), float(np.log(d).mean())
-    problem = ChinchillaProblem(
-        np.log(n) - centre[0], np.log(d) - centre[1], y, np.ones(len(y)),
-        settings.loss != "mse", settings.delta if settings.loss == "huber" else None, settings.tied,
-    )  # fmt: skip
+    looped = isinstance(parameters, ModelSize)
+    size = parameters if isinstance(parameters, ModelSize) else ModelSize.of(np.asarray(parameters, float))
+    d, y = np.asarray(tokens, float), np.asarray(loss, float)
+    _check(size, d, y, settings, looped)
+    problem = build_problem(size, d, y, settings, looped)
     cluster: IntArray = np.arange(len(y), dtype=np.intp)
     if runs is not None:
         cluster = np.unique(np.asarray(runs), return_inverse=True)[1].astype(np.intp)
@@ -199,160 +213,191 @@ def fit_chinchilla(
             f"the law has {problem.n_parameters} parameters and the table {clusters} runs; give more runs"
             " than parameters."
         )
-    start = grid_starts(problem, settings.starts_per_axis)
-    theta, objective = refine(problem, start, problem.weights[None], 150)
-    order = np.argsort(objective)
-    # Polish the best few by a quasi-Newton search with the exact gradient.
-    polished = [polish(problem, theta[i]) for i in order[: 4 if problem.huber else 1]]
-    best_theta, best = min(polished, key=lambda found: found[1])
-    reached = objective <= best * (1 + 1e-3) + 1e-14
-    flags = _flags(problem, best_theta, start, best)
-    predicted = problem.predict(best_theta[None])[0]
-    covariance = _covariance(problem, best_theta, centre, cluster, df)
-    e, a, b, alpha, beta = (float(value) for value in _in_table_units(best_theta[None], centre)[0])
-    method: Literal["bootstrap", "covariance", "none"] = "none"
-    intervals: dict[str, Interval] = {}
-    if settings.bootstrap:
-        if clusters >= MIN_BOOTSTRAP_POINTS:
-            method, intervals = "bootstrap", _bootstrap(problem, best_theta, centre, settings, cluster)
-        else:
-            method = "covariance"
-            intervals = _wald_intervals((e, a, b, alpha, beta), covariance, df, settings.confidence)
+    start = grid_starts(problem, settings.starts_per_axis - 4 * looped)
+    theta, objective, reached = solve(problem, start)
+    prior = settings.irreducible_loss
+    if prior is not None and prior.sd is not None:
+        # In units of the objective, which is a likelihood up to the noise that it leaves.
+        for _ in range(3):
+            problem = replace(problem, e_penalty=(prior.mean, _noise_unit(problem, theta) / prior.sd**2))
+            theta, objective, reached = solve(problem, np.vstack([theta, start[:: max(len(start) // 16, 1)]]))
+    predicted = problem.predict(theta[None])[0]
+    covariance = _covariance(problem, theta, cluster, df, prior)
+    e, a, b, alpha, beta = (float(v) for v in _in_table_units(theta, problem)[:5])
     spread, free = float(((y - y.mean()) ** 2).sum()), len(y) - problem.n_parameters
-    return ChinchillaFit(
-        e=e, a=a, b=b, alpha=alpha, beta=beta, objective=best,
-        points=len(y), starts=len(start), starts_at_optimum=float(reached.mean()),
+    flops_law = FlopsLaw() if flops is None or looped else FlopsLaw.fit(size.stored, d, flops)
+    found = ChinchillaFit(
+        e=e, a=a, b=b, alpha=alpha, beta=beta, phi=float(theta[-1]) if looped else None, objective=objective,
+        points=len(y), starts=len(start), starts_at_optimum=reached,
         residual_sd=float(np.sqrt(((y - predicted) ** 2).sum() / free)),
         log_residual_sd=float(np.sqrt((np.log(y / predicted) ** 2).sum() / free)),
         r_squared=1 - float(((y - predicted) ** 2).sum()) / max(spread, 1e-300),
-        intervals=intervals, interval_method=method, covariance=tuple(map(tuple, covariance.tolist())),
-        degrees_of_freedom=df, flags=flags, settings=settings,
+        intervals={}, covariance=tuple(map(tuple, covariance.tolist())),
+        degrees_of_freedom=df, flags=_flags(problem, theta, start, objective), settings=settings,
+        flops_law=flops_law,
+    )  # fmt: skip
+    return replace(found, intervals=_intervals(found, covariance))
+
+
+def build_problem(
+    size: ModelSize, tokens: Array, loss: Array, settings: ChinchillaSettings, looped: bool
+) -> SizeLawProblem:
+    """The problem of one arm's law."""
+    kinds: tuple[Kind, ...] = tuple(
+        kind for kind in KINDS[: 5 + looped] if kind != "beta" or not settings.tied
+    )
+    index = [kinds.index(kind) if kind in kinds else -1 for kind in KINDS]
+    if settings.tied:
+        index[KINDS.index("beta")] = kinds.index("alpha")
+    prior = settings.irreducible_loss
+    return SizeLawProblem(
+        size=size, log_tokens=np.log(tokens), y=loss, weights=np.ones(len(loss)),
+        centre=(float(np.log(size.effective(0.5)[0]).mean()), float(np.log(tokens).mean())), kinds=kinds,
+        index=np.repeat(np.array(index, np.intp)[:, None], len(loss), axis=1), log=settings.loss != "mse",
+        huber=settings.delta if settings.loss == "huber" else None,
+        fixed_e=prior.mean if prior is not None and prior.sd is None else None,
     )  # fmt: skip
 
 
-def _check(n: Array, d: Array, y: Array, settings: ChinchillaSettings) -> None:
+def _check(size: ModelSize, d: Array, y: Array, settings: ChinchillaSettings, looped: bool) -> None:
+    n = size.stored
     if not n.shape == d.shape == y.shape or n.ndim != 1:
         raise UsageError("parameters, tokens and loss must be three columns of the same length.")
     for name, values in (("parameters", n), ("tokens", d), ("loss", y)):
         if not (np.isfinite(values).all() and (values > 0).all()):
             raise UsageError(f"{name} must be finite and greater than zero in every row.")
-    parameters, least = ("four", 5) if settings.tied else ("five", 6)
-    if len(y) < least:
-        hint = "" if settings.tied or len(y) < 5 else ", or fit one exponent (α = β) with --equal-exponents"
+    prior = settings.irreducible_loss
+    if prior is not None and prior.sd is None and prior.mean >= y.min():
+        raise UsageError(f"the irreducible loss {prior} is not below the lowest loss, {y.min():g}.")
+    count = 5 + looped - settings.tied - (prior is not None and prior.sd is None)
+    if len(y) <= count:
+        tie = settings.tied or looped or len(y) < count
+        hint = "" if tie else ", or fit one exponent (α = β, `equal_exponents`)"
         raise UsageError(
-            f"the law has {parameters} parameters and the table {len(y)} rows; give at least {least}{hint}."
+            f"the law has {count} parameters and the table {len(y)} rows; give at least {count + 1}{hint}."
         )
     for name, values in (("parameters", n), ("tokens", d)):
-        count, needed = len(np.unique(values)), 2 if settings.tied else 3
-        if count < needed:
-            raise UsageError(f"{name} takes only {count} values; its term needs at least {needed}.")
+        distinct, needed = len(np.unique(values)), 2 if settings.tied else 3
+        if distinct < needed:
+            raise UsageError(f"{name} takes only {_count(distinct)}; its term needs at least {needed}.")
+    if looped and len(np.unique(size.log_passes)) < 2:
+        raise UsageError("passes takes only one value; φ needs at least 2, with the same sizes.")
+    slope, level = np.polyfit(np.log(n), np.log(d), 1)
+    if not looped and float(np.std(np.log(d) - slope * np.log(n) - level)) < MIN_RATIO_SPREAD:
+        raise UsageError(
+            f"tokens follow parameters (D ∝ N^{slope:.2f} in every run), so A/N^α and B/D^β cannot be told"
+            " apart; fit `law` compute to these runs, or add runs of these sizes on fewer or more tokens."
+        )
+
+
+def _count(values: int) -> str:
+    return "one value" if values == 1 else f"{values} values"
+
+
+def _noise_unit(problem: SizeLawProblem, theta: Array) -> float:
+    """What of the objective is one squared standard error: s² for squares, less for Huber terms."""
+    variance, _, inside = _noise(problem, theta)
+    return 0.5 * variance * inside if problem.huber is not None else variance
+
+
+def _noise(problem: SizeLawProblem, theta: Array) -> tuple[float, Array, float]:
+    """Variance of a residual in the M-estimator's covariance, influences, and their mean derivative.
+
+    Huber: not less than that of least squares, which few points need. A fit with a narrow width passes
+    through as many points as it has parameters, which say nothing of the density of residuals near zero.
+    """
+    _, residual, _ = problem.evaluate(theta[None], problem.weights[None])
+    r, free = residual[0], len(residual[0]) - problem.n_parameters
+    rounding = ROUNDING_ERROR * (1.0 if problem.log else float(problem.y.mean()))
+    variance = max(float((r**2).sum()) / free, rounding**2)
+    if problem.huber is not None:
+        clipped = np.clip(r, -problem.huber, problem.huber)
+        near = int((np.abs(r) <= problem.huber).sum())
+        fraction = max(near - problem.n_parameters, 1) / free
+        robust = float((clipped**2).sum()) / free / fraction**2
+        if robust > variance:
+            return robust, clipped, fraction
+    return variance, r, 1.0
 
 
 def _covariance(
-    problem: ChinchillaProblem, theta: Array, centre: tuple[float, float], cluster: IntArray, df: int
+    problem: SizeLawProblem, theta: Array, cluster: IntArray, df: int, prior: Prior | None
 ) -> Array:
-    """Covariance of (E, log A, log B, α, β) in the table's units.
-
-    Huber: that of an M-estimator, and not less than that of least squares, which few points need. Rows of
-    one run: a cluster-robust sandwich.
-    """
-    _, residual, _, terms = problem.evaluate(theta[None], problem.weights[None])
-    j, r = problem.jacobian(theta[None], terms)[0], residual[0]
-    scale = np.sqrt((j**2).sum(axis=1))
+    """Covariance of (E, log A, log B, α, β, φ) in the table's units; cluster-robust for rows of one run."""
+    variance, influence, inside = _noise(problem, theta)
+    j = problem.jacobian(theta[None])[0]
+    known = np.zeros(len(theta))
+    if prior is not None:
+        known = problem.is_e * variance / (prior.sd or FIXED_SD) ** 2
+    normal = j @ j.T + np.diag(known)
+    scale = np.sqrt(np.diag(normal))
     scale[scale == 0] = 1.0
-    inverse = np.linalg.pinv((j / scale[:, None]) @ (j / scale[:, None]).T, hermitian=True)
-    inverse = inverse / np.outer(scale, scale)
-    free = len(r) - len(theta)
-    rounding = ROUNDING_ERROR * (1.0 if problem.log else float(problem.y.mean()))
-    variance = max(float((r**2).sum()) / free, rounding**2)
-    influence, inside = r, 1.0
-    if problem.huber is not None:
-        clipped = np.clip(r, -problem.huber, problem.huber)
-        fraction = max(float((np.abs(r) <= problem.huber).mean()), 1.0 / len(r))
-        robust = float((clipped**2).sum()) / free / fraction**2
-        if robust > variance:
-            variance, influence, inside = robust, clipped, fraction
+    inverse = np.linalg.pinv(normal / np.outer(scale, scale), hermitian=True) / np.outer(scale, scale)
     covariance = inverse * variance
     count = int(cluster.max()) + 1
-    if count < len(r):
+    if count < len(influence):
         score = np.zeros((count, len(theta)))
         np.add.at(score, cluster, (j * influence / inside).T)
-        meat = score.T @ score * count / df
+        meat = score.T @ score * count / df + np.diag(known) * variance
         covariance = inverse @ meat @ inverse
-    # From logs at the centre of the data to logs at N = D = 1: log A = θ₁ + α · mean log N.
-    change = np.zeros((5, len(theta)))
-    change[[0, 1, 2, 3], [0, 1, 2, 3]] = 1.0
-    change[4, -1] = 1.0
-    change[1, 3], change[2, -1] = centre
+    # From logs at the centre of the data to logs at N = D = 1: log A = θ₁ + α · centre.
+    change = np.eye(len(theta))[[place for place in problem.index[:, 0] if place >= 0]]
+    change[1] += change[3] * problem.centre[0]
+    change[2] += change[4] * problem.centre[1]
     return change @ covariance @ change.T
 
 
-def _wald_intervals(
-    value: tuple[float, float, float, float, float], covariance: Array, df: int, confidence: float
-) -> dict[str, Interval]:
-    """t-intervals; those of A and B on a log scale."""
-    quantile = float(t_quantile((1 + confidence) / 2, np.array(float(df))))
-    reach = quantile * np.sqrt(np.maximum(np.diag(covariance), 0.0))
+def _in_table_units(theta: Array, problem: SizeLawProblem) -> Array:
+    """(E, A, B, α, β) in the table's units."""
+    e, a, b, alpha, beta = theta[problem.index[:5, 0]]
+    with np.errstate(over="ignore"):
+        return np.array(
+            [e, np.exp(a + alpha * problem.centre[0]), np.exp(b + beta * problem.centre[1]), alpha, beta]
+        )
+
+
+def _intervals(fit: ChinchillaFit, covariance: Array) -> dict[str, Interval]:
+    """t-intervals of the constants, and of the exponents along the optima."""
+    quantile = _quantile(fit.settings.confidence, fit.degrees_of_freedom)
+    alpha, beta, p = fit.alpha, fit.beta, fit.flops_law.exponent
+    by_exponents = np.eye(len(covariance))[3:5]
+    total = (alpha + p * beta) ** 2
+    gradients = dict(zip(KINDS, np.eye(len(covariance)), strict=False))
+    if fit.phi is None:
+        gradients |= {
+            "parameters_exponent": np.array([-beta, alpha]) / total @ by_exponents,
+            "tokens_exponent": np.array([p * beta, -p * alpha]) / total @ by_exponents,
+            "compute_exponent": np.array([p * beta**2, alpha**2]) / total @ by_exponents,
+        }
     found: dict[str, Interval] = {}
-    for i, (name, centre) in enumerate(zip(PARAMETERS, value, strict=True)):
+    for name, gradient in gradients.items():
+        value, reach = float(getattr(fit, name)), quantile * _standard_error(gradient, covariance)
         if name in ("a", "b"):
-            factor = math.exp(min(float(reach[i]), 700.0))
-            found[name] = (centre / factor, centre * factor)
+            factor = math.exp(min(reach, 700.0))
+            found[name] = (value / factor, value * factor)
         else:
-            found[name] = (max(0.0, centre - float(reach[i])), centre + float(reach[i]))
-    alpha, beta = value[3:]
-    gradient = np.array([-beta, alpha]) / (alpha + beta) ** 2  # of β/(α + β)
-    error = math.sqrt(max(float(gradient @ covariance[3:, 3:] @ gradient), 0.0))
-    for name, centre in (
-        ("parameters_exponent", beta / (alpha + beta)),
-        ("tokens_exponent", alpha / (alpha + beta)),
-    ):
-        found[name] = (centre - quantile * error, centre + quantile * error)
+            found[name] = (value - reach if name == "phi" else max(0.0, value - reach), value + reach)
     return found
 
 
-def _in_table_units(theta: Array, centre: tuple[float, float]) -> Array:
-    """(E, A, B, α, β) in the table's units."""
-    with np.errstate(over="ignore"):
-        a = np.exp(theta[:, 1] + theta[:, 3] * centre[0])
-        b = np.exp(theta[:, 2] + theta[:, -1] * centre[1])
-    return np.stack([theta[:, 0], a, b, theta[:, 3], theta[:, -1]], axis=1)
+def _standard_error(gradient: Array, covariance: Array) -> float:
+    return math.sqrt(max(float(gradient @ covariance @ gradient), 0.0))
 
 
-def _flags(problem: ChinchillaProblem, theta: Array, start: Array, objective: float) -> tuple[str, ...]:
+def _quantile(confidence: float, df: int) -> float:
+    return float(t_quantile((1 + confidence) / 2, np.array(float(df))))
+
+
+def _flags(problem: SizeLawProblem, theta: Array, start: Array, objective: float) -> tuple[str, ...]:
     found: list[str] = []
-    low, high = bounds(problem)
+    low, high = problem.bounds()
     if np.isclose(start, theta, rtol=1e-9, atol=1e-12).all(axis=1).any():
         found.append("the solution equals one of its starts: the search did not move")
-    for name, value, least, most in zip(PARAMETERS, theta, low, high, strict=False):
-        if value <= least * (1 + 1e-6) + 1e-9 or value >= most * (1 - 1e-6):
+    for name, value, least, most in zip(problem.kinds, theta, low, high, strict=True):
+        if least < most and (value <= least + 1e-6 * abs(least) + 1e-9 or value >= most * (1 - 1e-6)):
             found.append(f"{name} is at its bound ({value:.4g}): the data do not determine it")
     _, slope = problem.value_and_gradient(theta)
     inside = (theta > low) & (theta < high)
     if problem.huber is None and float(np.abs(slope[inside]).max(initial=0.0)) > 1e-3 * max(objective, 1e-12):
         found.append("the gradient at the solution is not small: the search may have stopped early")
     return tuple(found)
-
-
-def _bootstrap(
-    problem: ChinchillaProblem,
-    theta: Array,
-    centre: tuple[float, float],
-    settings: ChinchillaSettings,
-    cluster: IntArray,
-) -> dict[str, Interval]:
-    """Percentile intervals from a nonparametric bootstrap of runs, with resampled points as weights."""
-    rng = np.random.default_rng(settings.seed)
-    count = int(cluster.max()) + 1
-    weights = rng.multinomial(count, np.full(count, 1 / count), size=settings.bootstrap).astype(float)
-    weights = weights[:, cluster]
-    refit, _ = refine(problem, theta[None], weights, 60)
-    values = _in_table_units(refit, centre)
-    columns = dict(zip(PARAMETERS, values.T, strict=True))
-    total = columns["alpha"] + columns["beta"]
-    columns |= {"parameters_exponent": columns["beta"] / total, "tokens_exponent": columns["alpha"] / total}
-    tail = (1 - settings.confidence) / 2
-    return {
-        name: (float(np.quantile(column, tail)), float(np.quantile(column, 1 - tail)))
-        for name, column in columns.items()
-    }

@@ -110,29 +110,6 @@ class IsoflopFit:
             "warnings": list(self.warnings),
         }  # fmt: skip
 
-    def summary(self) -> str:
-        """The vertices and their law as text."""
-        lines = [f"{'budget':>10} {'x*':>12} {'interval':>25} {'loss*':>8}  points"]
-        for v in self.vertices:
-            state = "" if v.interior else "  censored: best measured"
-            if v.concave:
-                state = "  no minimum: the parabola opens downwards"
-            span = "–" if v.interval is None else f"{v.interval[0]:.5g}–{v.interval[1]:.5g}"
-            lines.append(f"{v.budget:10.3g} {v.x:12.5g} {span:>25} {v.loss:8.4f}  {v.points}{state}")
-        if self.law:
-            law = self.law
-            lines.append(
-                f"x* = {law.coefficient:.4g} · budget^{law.exponent:.4f} ({law.interval[0]:.4f} to"
-                f" {law.interval[1]:.4f});"
-                f" drift p = {law.p_value:.3g}, smallest drift this could have seen {law.detectable:.3g}"
-                + (f"; intervals from {law.runs} resampled runs" if law.runs else "")
-            )
-        if math.isfinite(self.mean):
-            # The rounding rule is for ratios and fractions, not for billions of tokens.
-            rounded = f", rounded {self.rounded:g}" if self.mean < 1000 else ""
-            lines.append(f"mean x* {self.mean:.4g}{rounded}")
-        return "\n".join([*lines, *(f"warning: {w}" for w in self.warnings)])
-
 
 def fit_isoflop(
     budget: Array,

@@ -1,0 +1,271 @@
+"""Compare two arms' laws L(N, D), with one E, A, B, α and β for both, and runs of equal N and D paired.
+
+The arm follows the reference's law with m times fewer N·D, where log m is linear in log(N·D) and log(D/N):
+m at the mean of the runs says whether it is better, its slope in compute whether the gain grows. One E, and
+one α and β, are tested. Runs of the two arms with equal N and D share what the law misses there, so their
+difference is known better than either loss: the residuals of such a pair are split into sum and difference,
+each with its own variance. Multipliers are in FLOPs, of each arm's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy import stats
+
+from steepen.laws.distributions import ROUNDING_ERROR, Interval, f_p_value, t_quantile
+from steepen.laws.fits.chinchilla import FIXED_SD, ChinchillaFit, ChinchillaLoss, FlopsLaw, build_problem
+from steepen.laws.fits.size_law_solver import KINDS, IntArray, Kind, ModelSize, SizeLawProblem, solve
+from steepen.laws.fits.solver import Array
+
+MIN_SPARE_PAIRS = 3  # pairs beyond the constants of one law, to estimate the noise of differences
+
+
+@dataclass(frozen=True, eq=False)
+class ArmRuns:
+    """The fitted runs of one arm and their law; one row per cell (N, D), repeats averaged."""
+
+    parameters: Array
+    tokens: Array
+    loss: Array
+    flops: Array
+    fit: ChinchillaFit
+
+    def cells(self) -> ArmRuns:
+        """The runs, repeated cells as one with the mean loss."""
+        keys, place = np.unique(np.stack([self.parameters, self.tokens]), axis=1, return_inverse=True)
+        place = place.ravel()
+        mean = [np.bincount(place, part) / np.bincount(place) for part in (self.loss, self.flops)]
+        return replace(self, parameters=keys[0], tokens=keys[1], loss=mean[0], flops=mean[1])
+
+
+@dataclass(frozen=True)
+class Multiplier:
+    """How many times less compute the arm needs for the reference's loss at `flops`; `p` tests one."""
+
+    flops: float
+    value: float
+    interval: Interval
+    p: float
+
+
+@dataclass(frozen=True)
+class LawComparison:
+    """An arm's law against the reference's, at the mean D/N of the runs.
+
+    `multiplier` is in the middle of the common range of compute, `multipliers` are at its ends (and a
+    budget). `growth` is the factor by which the multiplier changes per decade of compute, `ratio_effect` that
+    per tenfold D/N, each with a p-value for a factor of one. `p_exponents` tests one α and β for both arms,
+    `p_irreducible` one E. `pairs` is the number of cells (N, D) that both arms have and that were compared
+    one by one; 0: too few. `overlap`: the arms' ranges of compute overlap; else the range is the reference's.
+    """
+
+    multiplier: Multiplier
+    multipliers: tuple[Multiplier, ...]
+    growth: float
+    growth_interval: Interval
+    p_growth: float
+    ratio_effect: float
+    ratio_effect_interval: Interval
+    p_ratio_effect: float
+    p_exponents: float
+    p_irreducible: float
+    pairs: int
+    cells: int
+    overlap: bool
+
+
+def compare_laws(reference: ArmRuns, arm: ArmRuns, budget: float | None = None) -> LawComparison:
+    """Compare an arm with the reference, by least squares of log losses (of losses, for `mse`)."""
+    reference, arm = reference.cells(), arm.cells()
+    first, second = _equal_cells(reference, arm)
+    free = _PairFit.of(reference, arm, ("a", "b", "alpha", "beta", "e"))
+    paired = len(first) >= len(set(free.problem.kinds)) + MIN_SPARE_PAIRS
+    whitening, df = free.whiten_pairs(first, second) if paired else free.whiten()
+    fit = _PairFit.of(reference, arm, ("level", "growth", "ratio"), whitening, df)
+    exponents = _PairFit.of(reference, arm, ("a", "b", "alpha", "beta"), whitening, df)
+    irreducible = _PairFit.of(reference, arm, ("a", "b", "e"), whitening, df)
+    low = max(float(reference.flops.min()), float(arm.flops.min()))
+    high = min(float(reference.flops.max()), float(arm.flops.max()))
+    overlap = low < high
+    if not overlap:
+        low, high = float(reference.flops.min()), float(reference.flops.max())
+    growth, growth_interval, p_growth = fit.contrast(
+        lambda theta: (
+            (fit.log_multiplier(theta, high) - fit.log_multiplier(theta, low)) / math.log10(high / low)
+        )
+    )
+    ratio, ratio_interval, p_ratio = fit.contrast(lambda theta: math.log(10) * theta[-1])
+    return LawComparison(
+        multiplier=fit.multiplier(math.sqrt(low * high)),
+        multipliers=tuple(fit.multiplier(c) for c in (low, high, *([] if budget is None else [budget]))),
+        growth=math.exp(growth), growth_interval=_exp(growth_interval), p_growth=p_growth,
+        ratio_effect=math.exp(ratio), ratio_effect_interval=_exp(ratio_interval), p_ratio_effect=p_ratio,
+        p_exponents=exponents.p_equal(("alpha", "beta")), p_irreducible=irreducible.p_equal(("e",)),
+        pairs=len(first) if paired else 0, cells=len(reference.loss) + len(arm.loss), overlap=overlap,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class _PairFit:
+    """One fit to the cells of both arms; after whitening, residuals have variance one."""
+
+    problem: SizeLawProblem
+    theta: Array
+    covariance: Array
+    df: float
+    arms: tuple[ArmRuns, ArmRuns]
+    means: tuple[float, float]  # of log(N·D) and log(D/N)
+
+    @classmethod
+    def of(
+        cls,
+        reference: ArmRuns,
+        arm: ArmRuns,
+        own: Sequence[Kind],
+        whitening: Array | None = None,
+        df: float = 0,
+    ) -> _PairFit:
+        """Fit both arms, where `own` are the constants that the arm does not share with the reference."""
+        split, settings = len(reference.loss), reference.fit.settings
+        loss: ChinchillaLoss = "mse" if settings.loss == "mse" else "log-mse"
+        n, d, y = (
+            np.concatenate([getattr(one, name) for one in (reference, arm)])
+            for name in ("parameters", "tokens", "loss")
+        )
+        problem = build_problem(ModelSize.of(n), d, y, replace(settings, loss=loss), looped=False)
+        kinds, index = problem.kinds, problem.index.copy()
+        for kind in own:
+            if (kind == "e" and problem.fixed_e is not None) or (kind == "beta" and settings.tied):
+                continue
+            rows = [KINDS.index(kind)] if kind != "alpha" or not settings.tied else [3, 4]
+            index[rows, split:] = len(kinds)
+            kinds = (*kinds, kind)
+        prior, penalty = settings.irreducible_loss, None
+        if prior is not None and prior.sd is not None:
+            unit = reference.fit.log_residual_sd**2 if whitening is None else 1.0
+            penalty = (prior.mean, unit / prior.sd**2)
+        x, z = np.log(n * d), np.log(d / n)
+        problem = replace(
+            problem, kinds=kinds, index=index, whitening=whitening, e_penalty=penalty,
+            multiplier_columns=(1.0, x - x.mean(), z - z.mean()),
+        )  # fmt: skip
+        laws = ((reference.fit, arm.fit), (reference.fit, reference.fit), (arm.fit, arm.fit))
+        theta, _, _ = solve(problem, np.array([_start(problem, pair) for pair in laws]))
+        j = problem.jacobian(theta[None])[0]
+        fixed = 1 / FIXED_SD**2 if problem.fixed_e is not None else 0.0
+        normal = j @ j.T + np.diag(problem.is_e * (penalty[1] if penalty else fixed))
+        scale = np.sqrt(np.maximum(np.diag(normal), 1e-300))
+        covariance = np.linalg.pinv(normal / np.outer(scale, scale), hermitian=True) / np.outer(scale, scale)
+        return cls(problem, theta, covariance, df, (reference, arm), (float(x.mean()), float(z.mean())))
+
+    def _residuals(self) -> tuple[Array, float]:
+        _, residual, _ = self.problem.evaluate(self.theta[None], self.problem.weights[None])
+        return residual[0], ROUNDING_ERROR * (1.0 if self.problem.log else float(self.problem.y.mean()))
+
+    def whiten(self) -> tuple[Array, float]:
+        """Scale residuals by their standard deviation; degrees of freedom of that."""
+        residual, rounding = self._residuals()
+        df = len(residual) - len(self.theta)
+        return np.eye(len(residual)) / max(math.sqrt(float(residual @ residual) / df), rounding), df
+
+    def whiten_pairs(self, first: IntArray, second: IntArray) -> tuple[Array, float]:
+        """Turn pairs of residuals into sum and difference, each scaled by its own standard deviation.
+
+        The noise of differences has as many degrees of freedom as there are pairs beyond one law's constants.
+        """
+        residual, rounding = self._residuals()
+        second = second + len(self.arms[0].loss)
+        df = len(first) - len(set(self.problem.kinds))
+        turned = np.eye(len(residual))
+        turned[first, first] = turned[first, second] = turned[second, second] = math.sqrt(0.5)
+        turned[second, first] = -math.sqrt(0.5)
+        values = turned @ residual
+        parts = [math.sqrt(float(values[rows] @ values[rows]) / df) for rows in (first, second)]
+        deviation = np.full(len(residual), max(math.hypot(*parts) * math.sqrt(0.5), rounding))
+        deviation[first], deviation[second] = (max(part, rounding) for part in parts)
+        return turned / deviation[:, None], df
+
+    def p_equal(self, kinds: tuple[Kind, ...]) -> float:
+        """p-value of equal constants of both arms."""
+        rows = [KINDS.index(kind) for kind in kinds if kind in self.problem.kinds]
+        change = np.subtract(*(np.eye(len(self.theta))[self.problem.index[rows, place]] for place in (-1, 0)))
+        if not change.any():
+            return 1.0  # a fixed E, which is equal by definition
+        delta, covariance = change @ self.theta, change @ self.covariance @ change.T
+        statistic = float(delta @ np.linalg.solve(covariance, delta)) / len(rows)
+        return float(f_p_value(np.array(statistic), len(rows), np.array(self.df)))
+
+    def log_multiplier(self, theta: Array, flops: float) -> float:
+        """Logarithm of the multiplier at a compute of the reference and the mean D/N."""
+        level, growth, _ = theta[-3:]
+        own, other = (one.fit.flops_law for one in self.arms)
+
+        def log_nd(law: FlopsLaw, log_flops: float) -> float:
+            # C = k·N^p·D with D = R·N.
+            log_n = (log_flops - math.log(law.coefficient) - self.means[1]) / (1 + law.exponent)
+            return 2 * log_n + self.means[1]
+
+        # x of the arm counts as x + level + growth·(x − mean) in the reference's law.
+        reached = log_nd(own, math.log(flops))
+        needed = (reached - level + growth * self.means[0]) / (1 + growth)
+        log_n = (needed - self.means[1]) / 2
+        arm_flops = math.log(other.coefficient) + (1 + other.exponent) * log_n + self.means[1]
+        return math.log(flops) - arm_flops
+
+    def multiplier(self, flops: float) -> Multiplier:
+        """The multiplier at a compute, with its interval and p-value."""
+        value, interval, p = self.contrast(lambda theta: self.log_multiplier(theta, flops))
+        return Multiplier(flops, math.exp(value), _exp(interval), p)
+
+    def contrast(self, of: Callable[[Array], float]) -> tuple[float, Interval, float]:
+        """A function of the constants, its t-interval by the delta method, and p of zero."""
+        value = float(of(self.theta))
+        steps = 1e-4 * np.sqrt(np.maximum(np.diag(self.covariance), 1e-24))
+        gradient = np.array(
+            [(of(self.theta + step) - of(self.theta - step)) / (2 * step.sum()) for step in np.diag(steps)]
+        )
+        error = math.sqrt(max(float(gradient @ self.covariance @ gradient), 0.0))
+        confidence = self.arms[0].fit.settings.confidence
+        reach = error * float(t_quantile((1 + confidence) / 2, np.array(self.df)))
+        p = float(2 * stats.t.sf(abs(value) / max(error, 1e-300), self.df))
+        return value, (value - reach, value + reach), p
+
+
+def _start(problem: SizeLawProblem, fits: tuple[ChinchillaFit, ChinchillaFit]) -> Array:
+    """θ from two fitted laws; a shared constant from the second."""
+    theta = np.zeros(len(problem.kinds))
+    for fit, place in zip(fits, (0, -1), strict=True):
+        a = math.log(fit.a) - fit.alpha * problem.centre[0]
+        b = math.log(fit.b) - fit.beta * problem.centre[1]
+        theta[problem.index[:5, place]] = fit.e, a, b, fit.alpha, fit.beta
+    return theta
+
+
+def _equal_cells(reference: ArmRuns, arm: ArmRuns) -> tuple[IntArray, IntArray]:
+    """Places of the cells (N, D) that both arms have, in the first and in the second."""
+    places = {cell: i for i, cell in enumerate(zip(reference.parameters, reference.tokens, strict=True))}
+    found = [
+        (places[cell], i)
+        for i, cell in enumerate(zip(arm.parameters, arm.tokens, strict=True))
+        if cell in places
+    ]
+    first, second = (np.array([pair[k] for pair in found], np.intp) for k in (0, 1))
+    return first, second
+
+
+def _exp(interval: Interval) -> Interval:
+    low, high = (math.exp(min(end, 700.0)) for end in interval)
+    return low, high
+
+
+def holm(p_values: dict[str, float]) -> dict[str, float]:
+    """p-values adjusted for their number by Holm's procedure."""
+    adjusted, largest = dict[str, float](), 0.0
+    for i, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
+        largest = max(largest, min(1.0, (len(p_values) - i) * p_values[name]))
+        adjusted[name] = largest
+    return {name: adjusted[name] for name in p_values}

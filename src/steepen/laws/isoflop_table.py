@@ -1,0 +1,207 @@
+"""Fit sweeps at fixed compute to a table of runs: optima, their laws, and comparisons of arms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from steepen.errors import UsageError
+from steepen.errors import nearest as nearest_name
+from steepen.laws.distributions import Interval
+from steepen.laws.fits.isoflop import IsoflopFit, fit_isoflop
+from steepen.laws.fits.isoflop_comparison import SweepComparison, compare_sweeps
+from steepen.laws.fits.isoflop_runs import fit_isoflop_runs
+from steepen.laws.fits.size_law_comparison import holm
+from steepen.laws.fits.solver import Array, Mask
+from steepen.laws.fits.vertex import VertexMethod
+from steepen.laws.table import ALIASES, Table
+from steepen.laws.table_selection import held_out, parse_hold_outs
+
+SweepLoss = Literal["mse", "log-mse"]
+
+
+@dataclass(frozen=True)
+class OptimumForecast:
+    """The optimum forecast by the law at a budget; `observed` is the vertex measured there, if any."""
+
+    budget: float
+    x: float
+    interval: Interval
+    observed: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested dicts and numbers, for JSON; `observed` only where there is one."""
+        return {
+            name: value for name, value in asdict(self).items() if name != "observed" or value is not None
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class ArmSweeps:
+    """Iso-compute sweeps of one arm: the fit, the (budget, x, loss) it was made from, and forecasts."""
+
+    fit: IsoflopFit
+    data: tuple[Array, Array, Array]
+    at_budget: OptimumForecast | None
+    hold_out: tuple[OptimumForecast, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested dicts, lists and numbers, for JSON."""
+        found = self.fit.to_dict()
+        if self.at_budget is not None:
+            found["at"] = self.at_budget.to_dict()
+        if self.hold_out:
+            found["hold_out"] = [one.to_dict() for one in self.hold_out]
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class IsoflopTableFit:
+    """Iso-compute fits of every arm of a table; a table without an arm column has one arm named "".
+
+    `x_name` is what was swept, in words: parameters, tokens, or the table's name of the column.
+    """
+
+    arms: dict[str, ArmSweeps]
+    has_arms: bool
+    x_name: str
+    reference: str | None
+    comparisons: dict[str, SweepComparison]
+    warnings: tuple[str, ...]
+
+    @property
+    def p_better(self) -> dict[str, float]:
+        """p-value of no difference, adjusted for the number of arms (Holm)."""
+        return holm({arm: one.multiplier.p for arm, one in self.comparisons.items() if one.multiplier})
+
+    @property
+    def p_growth(self) -> dict[str, float]:
+        """p-value of a constant multiplier, adjusted for the number of arms (Holm)."""
+        return holm({arm: one.growth.p for arm, one in self.comparisons.items() if one.growth})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested dicts, lists and numbers, for JSON: the only arm's fit at the top, every arm's in `arms`."""
+        arms = {name: one.to_dict() for name, one in self.arms.items()}
+        only = next(iter(arms.values())) if len(arms) == 1 else {"law": "isoflop"}
+        found = {**only, "x": self.x_name, **({"arms": arms} if self.has_arms else {})}
+        if self.reference is not None:
+            compared = {
+                name: {
+                    **asdict(one),
+                    "p_better_holm": self.p_better.get(name),
+                    "p_growth_holm": self.p_growth.get(name),
+                }
+                for name, one in self.comparisons.items()
+            }
+            found |= {"reference": self.reference, "comparisons": compared}
+        return found | {"warnings": [*only.get("warnings", []), *self.warnings]}
+
+
+def fit_isoflop_table(
+    table: Table,
+    *,
+    loss: SweepLoss = "log-mse",
+    vertex: VertexMethod = "quadratic",
+    nearest: int | None = None,
+    confidence: float = 0.90,
+    reference: str | None = None,
+    budget: float | None = None,
+    hold_out: Sequence[str] = (),
+) -> IsoflopTableFit:
+    """Fit every budget's optimum, and the law of the optima, to columns budget, x, loss (and arm, seed, run).
+
+    Without a column x, x is the number of parameters, or of tokens. Arms are compared with the `reference`.
+    Where rows share a training run (`run`), the intervals of parabolas are from a bootstrap over runs.
+    """
+    if loss not in ("mse", "log-mse"):
+        raise UsageError(
+            f"loss is {loss!r}; an iso-compute parabola is least squares: choose mse (of the loss) or"
+            " log-mse."
+        )
+    if vertex not in ("quadratic", "akima"):
+        raise UsageError(f"vertex is {vertex!r}; choose quadratic or akima.")
+    table, x_name = _with_x(table)
+    table.require([*(["arm"] if reference else []), "budget", "x", "loss"])
+    c, x, y = (table.numbers(name) for name in ("budget", "x", "loss"))
+    has_arms = table.has("arm", aliases=reference is not None)
+    names = np.array(table.names("arm") if has_arms else [""] * len(table))
+    arms = cast(list[str], list(dict.fromkeys(names.tolist())))
+    if reference is not None and reference not in arms:
+        raise UsageError(
+            f"the reference '{reference}' is not among the arms; did you mean"
+            f" {nearest_name(reference, arms)}?"
+        )
+    # Two sizes may share an x (of tokens); a row that is there twice counts twice.
+    cells = list(zip(names.tolist(), c.tolist(), x.tolist(), y.tolist(), strict=True))
+    table.require_unique_rows(cells, f"budget, x and loss{' of an arm' * has_arms}")
+    masks = held_out(parse_hold_outs(hold_out, arms, table), {arm: c[names == arm] for arm in arms})
+    held = np.zeros(len(c), bool)
+    for arm, mask in masks.items():
+        held[names == arm] = mask
+    runs = np.array(table.names("run")) if table.has("run", aliases=False) else None
+
+    def fit(rows: Mask) -> IsoflopFit:
+        if runs is not None and vertex == "quadratic" and len(np.unique(runs[rows])) < int(rows.sum()):
+            return fit_isoflop_runs(
+                c[rows], x[rows], y[rows], cast(list[str], runs[rows].tolist()),
+                log_loss=loss == "log-mse", nearest=nearest, confidence=confidence,
+            )  # fmt: skip
+        return fit_isoflop(
+            c[rows], x[rows], y[rows],
+            log_loss=loss == "log-mse", method=vertex, nearest=nearest, confidence=confidence,
+        )  # fmt: skip
+
+    found: dict[str, ArmSweeps] = {}
+    warnings: list[str] = []
+    for arm in arms:
+        used, out = (names == arm) & ~held, (names == arm) & held
+        try:
+            if not used.any():
+                raise UsageError("every budget is held out; nothing is left to fit.")
+            one = fit(used)
+        except UsageError as error:
+            if len(arms) == 1 or arm == reference:
+                raise UsageError(f"arm '{arm}': {error}" if arm else str(error)) from None
+            warnings.append(f"arm '{arm}' is left out: {error}")
+            continue
+        at_budget, scored = None, list[OptimumForecast]()
+        if (law := one.law) is not None:
+            if budget is not None:
+                at_budget = OptimumForecast(budget, law.predict(budget), law.interval_at(budget))
+            if out.any():
+                scored = [
+                    OptimumForecast(v.budget, law.predict(v.budget), law.interval_at(v.budget), v.x)
+                    for v in fit(out).vertices
+                ]
+        found[arm] = ArmSweeps(one, (c[used], x[used], y[used]), at_budget, tuple(scored))
+    if not found:
+        raise UsageError("no arm has a sweep of three different x: " + "; ".join(warnings))
+    comparisons: dict[str, SweepComparison] = {}
+    for arm in (arm for arm in found if reference is not None and arm != reference):
+        base, own = found[cast(str, reference)], found[arm]
+        try:
+            comparisons[arm] = compare_sweeps((base.fit, own.fit), (base.data, own.data))
+        except UsageError as error:
+            if len(arms) == 2:
+                raise
+            warnings.append(f"arm '{arm}' is not compared: {error}")
+    if comparisons and runs is not None and any("runs" in one.fit.settings for one in found.values()):
+        warnings.append("rows share training runs; the intervals of comparisons treat them as independent")
+    return IsoflopTableFit(found, has_arms, x_name, reference, comparisons, tuple(warnings))
+
+
+def _with_x(table: Table) -> tuple[Table, str]:
+    """The table with a column x, and what it is in words."""
+    name = table.renamed.get("x", "x")
+    if not table.has("x"):
+        name = next((one for one in ("parameters", "tokens") if table.has(one)), "x")
+        if name != "x":
+            table = table.rename({"x": name})
+    plain = name.strip().casefold().replace(" ", "_")
+    for word in ("parameters", "tokens"):
+        if plain == word or plain in ALIASES[word]:
+            return table, word
+    return table, name
