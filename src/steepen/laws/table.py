@@ -164,16 +164,11 @@ class Table:
             return None
 
     def rename(self, columns: Mapping[str, str]) -> Table:
-        """The table with columns under our names: `{"loss": "loss_c4_val"}`; `none` for a column not to use."""
+        """The table with columns under our names: `{"loss": "loss_c4_val"}`; `none`: it has no such column."""
         renamed = dict(self.columns)
         for ours, theirs in columns.items():
-            if theirs == NOT_USED:
-                renamed = {
-                    name: cells for name, cells in renamed.items() if name.casefold() != ours.casefold()
-                }
-                continue
-            found = self.name_of(theirs)
-            if found is None:
+            found = None if theirs == NOT_USED else self.name_of(theirs)
+            if found is None and theirs != NOT_USED:
                 raise UsageError(
                     f"{self.source} has no column {theirs!r}; it has {self._nearest_columns([theirs])}."
                 )
@@ -184,12 +179,9 @@ class Table:
 
     def rename_like(self, other: Table) -> Table:
         """The table with columns renamed as those of `other` were, as far as it has them."""
-        known = {
-            ours: theirs
-            for ours, theirs in other.renamed.items()
-            if self.optional(theirs) or theirs == NOT_USED
-        }
-        return self.rename(known)
+        return self.rename(
+            {ours: name for ours, name in other.renamed.items() if name == NOT_USED or self.optional(name)}
+        )
 
     def where(self, conditions: Sequence[str]) -> Table:
         """The rows that satisfy every condition: `dataset=c4`, `arm=a,b`, `loss < 3 and params >= 1e8`."""
