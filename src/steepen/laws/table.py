@@ -164,7 +164,7 @@ class Table:
             return None
 
     def rename(self, columns: Mapping[str, str]) -> Table:
-        """The table with columns under our names: `{"loss": "loss_c4_val"}`; `none`: it has no such column."""
+        """The table with columns under our names: `{"loss": "loss_c4_val"}`; `none`: it has none."""
         renamed = dict(self.columns)
         for ours, theirs in columns.items():
             found = None if theirs == NOT_USED else self.name_of(theirs)
