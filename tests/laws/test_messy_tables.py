@@ -277,3 +277,15 @@ def test_predictions_cover_the_truth_and_reach_beyond_the_ladder() -> None:
     assert [row.high - row.low for row in result.predict([1e20, 1e23]).rows][1] > base.high - base.low
     with pytest.raises(UsageError, match="cannot predict at"):
         result.predict(-1.0)
+
+
+def test_columns_that_are_not_needed_may_be_ambiguous_or_left_unused() -> None:
+    table = cleaned(runs(n_params=[1.0] * 12, num_params=[2.0] * 12))
+    assert "parameters" not in table.columns
+    columns = runs(dataset=[f"mix {i}" for i in range(12)])
+    assert len(clean(table_from(columns).rename({"dataset": "none"}), Cleaning())) == 12
+
+
+def test_runs_that_have_not_finished_are_pointed_out() -> None:
+    (found,) = problems(runs(state=["finished"] * 11 + ["crashed"]))
+    assert found.lines == (12,)

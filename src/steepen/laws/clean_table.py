@@ -16,7 +16,7 @@ import numpy as np
 
 from steepen.errors import UsageError
 from steepen.laws.fits.solver import Array, Mask
-from steepen.laws.table import MIN_ARM_RUNGS, Table, wrong_number
+from steepen.laws.table import MIN_ARM_RUNGS, NOT_USED, Table, accepted_names, normalized, wrong_number
 from steepen.laws.units import PF_DAY, read_number
 from steepen.utils.cost_axis import cost_axis
 from steepen.utils.formatting import format_flops
@@ -28,6 +28,7 @@ HIGHEST_LOSS = 15.0  # nats: the logarithm of a vocabulary of 3 million; larger 
 BITS = (0.4, 1.4)  # the usual bits per byte of text; nats per token are more
 DIVERGED = (1.3, 8.0)  # above the arm's trend by this factor and by this many robust standard deviations
 ABOVE_SMALLER_RUN = 1.1  # and by this factor above a run of no more compute
+UNFINISHED = ("running", "crashed", "failed", "killed", "preempted", "scheduled")  # states of runs
 DIGITS = 5  # significant digits below which seeds may be equal by chance
 MAX_LINES = 6  # line numbers that a problem lists
 
@@ -82,6 +83,7 @@ def clean(table: Table, cleaning: Cleaning) -> Table:
     work.name_arms()
     work.check_data_sets()
     work.drop_missing()
+    work.check_states()
     work.check_losses()
     work.drop_repeats()
     work.drop_diverged()
@@ -147,7 +149,7 @@ class _Work:
             else:
                 self.numbers[column] = self.read(own, column, required=True)
         for column in ("parameters", "tokens"):
-            if column not in self.numbers and table.has(column):
+            if column not in self.numbers and table.optional(column):
                 self.numbers[column] = self.read(column, column, required=False)
         if not absent:
             return
@@ -165,11 +167,8 @@ class _Work:
             return self.cleaning.x if table.has(self.cleaning.x) else None
         if table.has(column):
             return column
-        if column == "x":
-            return next((name for name in ("parameters", "tokens") if table.has(name)), None)
-        if column == "loss" and table.has("perplexity"):
-            return "perplexity"
-        return "bits_per_byte" if column == "loss" and table.has("bits_per_byte") else None
+        others = {"x": ("parameters", "tokens"), "loss": ("perplexity", "bits_per_byte")}.get(column, ())
+        return next((name for name in others if table.has(name)), None)
 
     def read(self, own: str, column: str, *, required: bool) -> Array:
         """A column's numbers, NaN where there is none."""
@@ -288,18 +287,30 @@ class _Work:
     def check_data_sets(self) -> None:
         """Reject several data sets: their losses are no seeds of each other."""
         table = self.source
-        name = table.name_of("dataset") if table.has("dataset") else None
-        if name is None or name in (table.renamed.get("arm"), table.name_of("arm")):
+        accepted, arm = accepted_names("dataset"), (table.renamed.get("arm"), table.optional("arm"))
+        if table.renamed.get("dataset") == NOT_USED:
             return
-        cells = ["" if cell is None else str(cell).strip() for cell in table.cells("dataset")]
-        counts = Counter(cell for cell in cells if cell)
-        if len(counts) > 1:
+        for name in table.columns:
+            counts = Counter(str(cell).strip() for cell in table.columns[name] if cell not in (None, ""))
+            if normalized(name) not in accepted or name in arm or len(counts) < 2:
+                continue
             listed = ", ".join(f"{key} ({count})" for key, count in counts.most_common(MAX_LINES))
-            first = counts.most_common(1)[0][0]
+            more = f" and {len(counts) - MAX_LINES} more" if len(counts) > MAX_LINES else ""
             self.add(
-                "error", f"the table has {len(counts)} data sets in the column {name}: {listed}",
-                f"fit one at a time with `where` '{name}={first}', or compare them with `columns` arm={name}",
+                "error", f"the table has {len(counts)} data sets in the column {name}: {listed}{more}",
+                f"fit one at a time with `where` '{name}={counts.most_common(1)[0][0]}', compare them with"
+                f" `columns` arm={name}, or say with `columns` dataset=none that these are none",
             )  # fmt: skip
+            return
+
+    def check_states(self) -> None:
+        """Warn of a tracker's runs that have not finished: their last loss is not their final one."""
+        states = self.source.columns.get("state", ())
+        rows = [row for row in self.rows() if row < len(states) and str(states[row]).casefold() in UNFINISHED]
+        if rows:
+            words = ", ".join(dict.fromkeys(str(states[row]) for row in rows))
+            done = "used with their last loss (leave them out with `where` state=finished)"
+            self.add("warning", f"runs have not finished ({words})", done, rows)
 
     def drop_missing(self) -> None:
         """Leave rows with holes out where that is allowed; else they are errors."""
@@ -349,7 +360,7 @@ class _Work:
 
     def drop_repeats(self) -> None:
         """Count a run once whose loss two seeds have to all digits."""
-        if self.source.name_of("seed") is None or "flops" not in self.numbers or "loss" not in self.numbers:
+        if self.source.optional("seed") is None or "flops" not in self.numbers or "loss" not in self.numbers:
             return
         seen: dict[tuple[str, float, float], int] = {}
         seeds, pairs = self.source.seeds(), list[int]()

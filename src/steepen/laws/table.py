@@ -61,6 +61,7 @@ ALIASES = {
 # Names that are taken only where none of the above is there.
 LESS_USUAL = {"arm": ("model_name", "arch", "variant")}
 MAX_COLUMNS_SHOWN = 8
+NOT_USED = "none"  # in place of a column's name: the table has none
 
 
 # Numbers beyond these are mistakes, and would overflow in the fits; counts may be in any unit.
@@ -158,22 +159,32 @@ class Table:
                 f" `columns` {missing[0]}=ITS_NAME."
             )
 
+    def optional(self, column: str) -> str | None:
+        """The file's own spelling of a column; None also where two columns could be meant."""
+        try:
+            return self.name_of(column)
+        except UsageError:
+            return None
+
     def rename(self, columns: Mapping[str, str]) -> Table:
-        """The table with columns under our names: `{"loss": "loss_c4_val"}`."""
+        """The table with columns under our names: `{"loss": "loss_c4_val"}`; `none`: it has none."""
         renamed = dict(self.columns)
         for ours, theirs in columns.items():
-            found = self.name_of(theirs)
-            if found is None:
+            found = None if theirs == NOT_USED else self.name_of(theirs)
+            if found is None and theirs != NOT_USED:
                 raise UsageError(
                     f"{self.source} has no column {theirs!r}; it has {self._nearest_columns([theirs])}."
                 )
             renamed = {name: cells for name, cells in renamed.items() if name.casefold() != ours.casefold()}
-            renamed[ours] = self.columns[found]
+            if found is not None:
+                renamed[ours] = self.columns[found]
         return replace(self, columns=renamed, renamed={**self.renamed, **columns})
 
     def rename_like(self, other: Table) -> Table:
         """The table with columns renamed as those of `other` were, as far as it has them."""
-        return self.rename({ours: theirs for ours, theirs in other.renamed.items() if self.has(theirs)})
+        return self.rename(
+            {ours: name for ours, name in other.renamed.items() if name == NOT_USED or self.optional(name)}
+        )
 
     def where(self, conditions: Sequence[str]) -> Table:
         """The rows that satisfy every condition: `dataset=c4`, `arm=a,b`, `loss < 3 and params >= 1e8`."""
@@ -205,6 +216,8 @@ class Table:
         """The file's own spelling of a column (FLOPs, compute), unless two columns could be meant."""
         if column in self.columns:
             return column
+        if self.renamed.get(column) == NOT_USED:
+            return None
         names = accepted_names(column)
         tiers: list[Callable[[str], bool]] = [
             lambda name: normalized(name) == column,

@@ -52,17 +52,19 @@ def summary_rows(answer: Answer, records: Sequence[RunRecord], titles: dict[str,
 
 def summary_table(rows: Sequence[SummaryRow], unit: str) -> Table:
     """The rows as a table; `unit` is that of the multipliers' place."""
+    costs = any(row.training_flops is not None for row in rows)  # a table of runs has no records
     columns = [
         replace(column, header=f"at ({unit})") if name == "at" else column
         for name, column in columns_of(SummaryRow).items()
-        if column.shown
+        if column.shown and (costs or not name.startswith("training"))
     ]
     caption = (
         "The multiplier is the reference's cost over the arm's for the same loss by the fitted laws, at "
         "the reference's highest rung that the arm covers, with its interval; p is that of a gain that "
         "does not change with compute. By either: the data allow a larger exponent as well as a lower "
-        "irreducible loss. FLOPs and hours are the sums over the arm's runs in this study."
+        "irreducible loss."
     )
+    caption += " FLOPs and hours are the sums over the arm's runs in this study." * costs
     return replace(table_of(rows, columns, "Answers", caption), arm_column=0)
 
 

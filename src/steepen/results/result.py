@@ -176,10 +176,10 @@ class Result(ABC):
         page = result_page(
             self.headline(),
             panels=chosen.apply(self.panels()),
-            tables=[block for block in blocks if isinstance(block, Table)],
+            tables=[*self._problem_tables(), *(block for block in blocks if isinstance(block, Table))],
             verdicts=verdicts,
             findings=[line for text in texts for line in text.splitlines() if line.strip()],
-            cautions=[f"{one.severity}: {one.sentence()}." for one in self.problems],
+            cautions=self._cautions(),
             warnings=list(self.warnings()),
             titles=chosen.titles,
         )
@@ -201,6 +201,17 @@ class Result(ABC):
         from steepen.results.text import to_text
 
         return to_text(self._all_blocks)
+
+    def _cautions(self) -> list[str]:
+        """One sentence about the problems of the table, where some are more than notes."""
+        count = sum(one.severity != "note" for one in self.problems)
+        word = "problem" if count == 1 else "problems"
+        return [f"The table had {count} {word}; what was done is in its list of problems."] if count else []
+
+    def _problem_tables(self) -> list[Table]:
+        """The problems of the table as a table; none where there are none."""
+        rows = tuple((one.severity, one.place, one.what, one.done) for one in self.problems)
+        return [Table("Problems of the table", ("", "where", "what", "done"), rows)] if rows else []
 
     def _all_blocks(self, width: int) -> Iterable[Block]:
         """The problems of the table, worst first, then the result."""
