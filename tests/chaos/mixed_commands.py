@@ -250,7 +250,7 @@ def main() -> None:
         for store in stores:
             store.root.mkdir()
         stores[0].finish(server)
-        mix = Mix(server, *stores, options.seed)
+        mix = Mix(server, stores[0], stores[1], options.seed)
         began = time.monotonic()
         try:
             mix.run(options.minutes)
