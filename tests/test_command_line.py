@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import resource
@@ -162,6 +163,29 @@ def test_a_library_without_memory_is_out_of_memory(
     monkeypatch.setattr("steepen.requests.power.Power.run", fail)
     assert main(["power", "--delta-gamma", "0.1", "--noise", "0.01"]) == 1
     assert capsys.readouterr().err.startswith("steepen: out of memory")
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError(errno.EIO, os.strerror(errno.EIO), "runs/a"), "steepen: Input/output error (runs/a).\n"),
+        (
+            OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/a"),
+            "steepen: the disk is full (runs/a); free",
+        ),
+        (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), "steepen: the disk quota is used up; free some"),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), "steepen: the disk is full; free"),
+    ],
+)
+def test_a_broken_disk_is_not_a_full_one(
+    error: Exception, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("steepen.requests.power.Power.run", fail)
+    assert main(["power", "--delta-gamma", "0.1", "--noise", "0.01"]) == 1
+    assert capsys.readouterr().err.startswith(says)
 
 
 def test_a_missing_library_is_not_out_of_memory(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import json
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -81,3 +83,40 @@ def test_version_is_read_from_the_source_tree_when_not_installed(monkeypatch: py
     installed = steepen.__version__
     monkeypatch.setattr(importlib.metadata, "version", not_installed)
     assert steepen.__version__ == installed
+
+
+def test_every_pin_but_torch_has_hashes_and_nothing_else_is_installed() -> None:
+    hashed: dict[str, str] = {}
+    for name in ("requirements.txt", "requirements-dev.txt"):
+        text = (REPOSITORY / name).read_text().replace(" \\\n", "")
+        for line in text.splitlines():
+            if not line.startswith(("#", "-r ")):
+                pin = re.fullmatch(
+                    r"([\w-]+)==([\w.]+)(?: ; [^#]+?)?(?:    --hash=sha256:[0-9a-f]{64})+", line
+                )
+                assert pin and pin[1] not in hashed, line
+                hashed[pin[1]] = pin[2]
+    lines = (REPOSITORY / "constraints.txt").read_text().splitlines()
+    pins = {distribution_name(line): line.split("==")[1] for line in lines if not line.startswith("#")}
+    assert hashed == {name: version for name, version in pins.items() if name != "torch"}
+
+
+def test_bill_of_materials_names_every_dependency_once() -> None:
+    script = REPOSITORY / "tools" / "sbom.py"
+    made = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
+    found = json.loads(made)
+    names = [distribution_name(part["name"]) for part in found["components"]]
+    assert len(set(names)) == len(names)
+    assert {distribution_name(each) for each in PROJECT["dependencies"]} <= {*names}
+    known = {part["bom-ref"] for part in found["components"]}
+    assert all(known.issuperset(each["dependsOn"]) for each in found["dependencies"])
+    assert all(importlib.metadata.version(part["name"]) == part["version"] for part in found["components"])
+
+
+def test_lowest_versions_are_those_of_pyproject() -> None:
+    script = REPOSITORY / "tools" / "lowest_versions.py"
+    printed = subprocess.run(
+        [sys.executable, script, "--torch", "2.13.0"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert {"numpy==1.26", "torch==2.13.0", "typer==0.15.4", "pandas==2"} <= {*printed}
+    assert {distribution_name(each) for each in PROJECT["dependencies"]} <= {*map(distribution_name, printed)}

@@ -181,14 +181,14 @@ def files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def without_times(record: Path) -> dict[str, Any]:
+def without_times(record: Path, *also: str) -> dict[str, Any]:
     value = json.loads(record.read_text())
-    return {name: item for name, item in value.items() if name not in TIMES | {"checksum", "git"}}
+    return {name: item for name, item in value.items() if name not in TIMES | {"checksum", "git", *also}}
 
 
-def same_run(one: Path, two: Path) -> None:
-    """Weights, optimizer state, losses, metrics and record of two runs are equal to the bit."""
-    assert without_times(one / "record.json") == without_times(two / "record.json")
+def same_run(one: Path, two: Path, *but: str) -> None:
+    """Weights, optimizer state, losses, metrics and record (`but` its fields) are equal to the bit."""
+    assert without_times(one / "record.json", *but) == without_times(two / "record.json", *but)
     metrics = [
         [{k: v for k, v in line.items() if k not in SECONDS} for line in lines]
         for lines in (read_metrics(one / "metrics.jsonl"), read_metrics(two / "metrics.jsonl"))

@@ -165,6 +165,13 @@ def test_bad_requests_are_rejected_in_one_sentence(
     with pytest.raises(UsageError, match=r"has no config\.json"):
         load_hugging_face(str(tmp_path), device="cpu")
     weights = folder / "model.safetensors"
+    lacking = shutil.copytree(folder, tmp_path / "lacking")
+    config = json.loads((folder / "config.json").read_text())
+    layers = "n_layer" if "n_layer" in config else "num_hidden_layers"
+    more = {**config, layers: config[layers] + 1, "layer_types": None}
+    (lacking / "config.json").write_text(json.dumps(more))
+    with pytest.raises(SteepenError, match=r"its files lack (transformer|model)\."):
+        load_hugging_face(str(lacking), device="cpu")
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(SteepenError, match=r"cannot be loaded: .*incomplete"):
         load_hugging_face(str(folder), device="cpu")

@@ -334,6 +334,52 @@ def test_signal_saves_a_checkpoint_and_prints_how_to_resume(
     assert_same_result(whole, stopped, spec)
 
 
+PHASES: dict[str, tuple[Any, str, int]] = {  # where SIGTERM arrives: at the beginning of the so-manyth call
+    "start": (training_run, "load_or_init", 1),
+    "compilation": (training_run.Trainer, "_prepare_steps", 1),
+    "first step": (Optimizer, "step", 1),
+    "checkpoint": (checkpoints, "write_checkpoint", 1),
+    "last checkpoint": (checkpoints, "write_checkpoint", 4),
+    "rename of a checkpoint": (checkpoints, "sync", 3),
+    "growth": (training_run.Trainer, "_grow", 1),
+    "validation": (training_run, "mean_loss", 1),
+    "last validation": (training_run, "mean_loss", 3),
+    "record": (training_run, "make_record", 1),
+    "writing the record": (training_run, "write_json", 2),  # the first writes the spec
+}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_sigterm_in_every_phase_is_resumed_to_the_bit(
+    phase: str, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, options = make_spec(), replace(QUIET, validate_every=4)
+    whole, stopped = RunStore(tmp_path / "whole"), RunStore(tmp_path / "stopped")
+    train(spec, tiny_data, whole, options)
+    owner, name, wanted = PHASES[phase]
+    original, calls = getattr(owner, name), 0
+
+    def interrupted(*words: Any, **keywords: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == wanted:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(*words, **keywords)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, interrupted)
+        try:
+            train(spec, tiny_data, stopped, options)
+            assert "record" in phase or "last" in phase  # nothing is left to stop
+        except Interrupted as stop:
+            assert stop.exit_code == 128 + signal.SIGTERM
+    assert calls >= wanted
+    assert not (stopped.run(spec).path / "failure.json").exists()
+    assert not list(stopped.run(spec).checkpoints.glob(".*"))
+    train(spec, tiny_data, stopped, options)
+    assert_same_result(whole, stopped, spec)
+
+
 META_DAMAGE = {
     "null": lambda facts: None,
     "text": lambda facts: "x",

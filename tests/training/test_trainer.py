@@ -129,6 +129,13 @@ def test_nan_loss_stops_with_step_data_position_and_checkpoint(
         loss = original(self, *words, **options)
         return loss * float("nan") if count == 8 else loss
 
+    write = checkpoints.write_checkpoint
+
+    def write_slowly(*words: Any) -> object:
+        time.sleep(0.3)  # the step fails meanwhile
+        return write(*words)
+
+    monkeypatch.setattr(checkpoints, "write_checkpoint", write_slowly)
     monkeypatch.setattr(Network, "forward", forward)
     with pytest.raises(Diverged) as error:
         train(spec, tiny_data, store, replace(QUIET, log_every=5))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -112,12 +113,10 @@ class Tokenizer:
 
     def encode_array(self, text: str) -> npt.NDArray[np.uint32]:
         """`encode` as an array; releases the GIL, so threads encode in parallel."""
-        try:
-            return self._encoding.encode_to_numpy(text, disallowed_special=())
-        except (
-            UnicodeEncodeError
-        ):  # half a surrogate pair, which JSON can contain: one U+FFFD, as in `encode`
-            return np.array(self.encode(text), dtype=np.uint32)
+        if END_OF_TEXT not in text:  # which tiktoken before 0.11 would take for the end of a document
+            with contextlib.suppress(UnicodeEncodeError):  # half a surrogate pair, which JSON can contain
+                return self._encoding.encode_to_numpy(text, disallowed_special=())
+        return np.array(self.encode(text), dtype=np.uint32)
 
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
         """The text of ids; bytes that are not valid UTF-8 become U+FFFD."""

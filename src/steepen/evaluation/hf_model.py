@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -134,18 +134,26 @@ def load_hugging_face(
     bf16 = precision == "bf16" or (precision == "auto" and place.type == "cuda")
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         raise UsageError(f"the folder {name} has no config.json: it is not a model of transformers.")
-    logging.set_verbosity_error()  # its warnings say what the error below says
+    logging.set_verbosity_error()  # its warnings say what the errors below say
+    logging.disable_progress_bar()
+    loaded: Any
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-        model = AutoModelForCausalLM.from_pretrained(
-            name, dtype=torch.bfloat16 if bf16 else torch.float32, trust_remote_code=trust_remote_code
+        loaded = AutoModelForCausalLM.from_pretrained(
+            name,
+            dtype=torch.bfloat16 if bf16 else torch.float32,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
         )
     except Exception as error:  # files of any kind, and with trust_remote_code any code
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         if "trust_remote_code" in str(error) and not trust_remote_code:
             reason = "it comes with its own modeling code; add --trust-remote-code to run that code."
         raise SteepenError(f"the model {name} cannot be loaded: {reason}") from error
-    return HuggingFaceModel(cast("Any", model).to(place)), HuggingFaceTokenizer(tokenizer, name)
+    model, found = loaded
+    for weight in sorted(found["missing_keys"]):  # transformers makes them at random
+        raise SteepenError(f"the model {name} cannot be loaded: its files lack {weight}.")
+    return HuggingFaceModel(model.to(place)), HuggingFaceTokenizer(tokenizer, name)
 
 
 def evaluate_hugging_face(

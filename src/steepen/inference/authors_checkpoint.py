@@ -8,7 +8,9 @@ second half of the channels of every head in queries and keys.
 from __future__ import annotations
 
 import pickle
+import pickletools
 import warnings
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.published_scores import PUBLISHED_DATA
+from steepen.inference.weights import checked_fp32
 from steepen.model.arm import AllocationRule, Arm, PassSchedule
 from steepen.model.arms import ARMS
 from steepen.model.config import ModelOptions
@@ -102,6 +105,7 @@ def _model(result: Mapping[str, Any], given: Mapping[str, Tensor], result_file: 
 def read_parameters(checkpoint: Path) -> dict[str, Tensor]:
     """The parameters in a final.pt, in fp32, read without executing anything that the file contains."""
     try:
+        _check_archive(checkpoint)
         with warnings.catch_warnings(action="ignore"):  # about the kind of file, before it is rejected
             loaded: Any = torch.load(checkpoint, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -123,7 +127,25 @@ def read_parameters(checkpoint: Path) -> dict[str, Tensor]:
     for name, value in weights.items():
         if not isinstance(value, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"{checkpoint} is damaged: {name} is not a tensor.")
-    return {name: value.float() for name, value in weights.items()}
+    return checked_fp32(weights, checkpoint)
+
+
+def _check_archive(checkpoint: Path) -> None:
+    """Raise for an archive that torch would unpack into more than its size, or read without end."""
+    with zipfile.ZipFile(checkpoint) as archive:  # torch.save does not compress
+        if sum(entry.file_size for entry in archive.infolist()) > checkpoint.stat().st_size:
+            raise ValueError("it is compressed, which torch.save does not do")
+        pickles = [archive.read(name) for name in archive.namelist() if name.endswith("/data.pkl")]
+    for content in pickles:
+        tuples: set[int] = set()
+        before = ""
+        for code, argument, _ in pickletools.genops(content):
+            # Pairs of pairs of … the same tuple: 60 of them as a key have 2⁶⁰ parts to hash.
+            if code.name.endswith("BINGET") and argument in tuples:
+                raise ValueError("a tuple is used twice, which torch.save does not do")
+            if code.name.endswith("BINPUT") and before.startswith("TUPLE"):
+                tuples.add(cast("int", argument))
+            before = code.name
 
 
 def _network(

@@ -26,6 +26,7 @@ LAYERS = {
     "expert_down": "expert_down_proj",
 }
 STACKS = {"qkv": 3, "gate_up": 2}
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def hugging_face_name(name: str) -> str:
@@ -76,6 +77,25 @@ def digest(weights: Mapping[str, Tensor]) -> str:
     return total.hexdigest()
 
 
+def checked_fp32(weights: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
+    """The weights of a file in fp32; raises for what no training has made, and for a memory bomb."""
+    if problem := _problem(weights, file.stat().st_size):
+        raise SteepenError(f"{file} was not loaded: {problem}.")
+    return {name: value.float() for name, value in weights.items()}
+
+
+def _problem(weights: Mapping[str, Tensor], size: int) -> str:
+    total = sum(value.numel() * value.element_size() for value in weights.values())
+    if total > 2 * size:  # twice: a model may tie its embeddings
+        return f"its tensors have {total:,} bytes, more than the file"
+    for name, value in weights.items():
+        if value.dtype not in FLOATS or value.layout != torch.strided or value.is_meta:
+            return f"{name} is not a dense tensor of bf16, fp16, fp32 or fp64"
+        if not value.float().isfinite().all():
+            return f"{name} has values that are not finite numbers"
+    return ""
+
+
 def read_folder(folder: Path) -> dict[str, Tensor]:
     """All tensors of the safetensors files of a folder, in fp32."""
     files = sorted(file for file in folder.glob("*.safetensors") if file.is_file())
@@ -85,7 +105,8 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
     for file in files:
         try:
             with safe_open(file, framework="pt") as tensors:
-                found |= {name: tensors.get_tensor(name).float() for name in tensors.keys()}  # noqa: SIM118
+                read = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise SteepenError(f"the weights {file} cannot be read ({error}): copy them again.") from error
+        found |= checked_fp32(read, file)
     return found

@@ -54,6 +54,8 @@ def weight_copier(network: Network, weights: Mapping[str, Tensor]) -> Callable[[
                 f"these weights belong to another network: {name} is {tuple(value.shape)}, "
                 f"not {tuple(tensor.shape)}."
             )
+        if not value.is_floating_point():
+            raise WeightsMismatch(f"these weights are not those of a network: {name} is {value.dtype}.")
         tensor.copy_(value)
 
     return fill

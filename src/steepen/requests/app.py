@@ -18,7 +18,7 @@ from steepen.errors import SteepenError, is_out_of_memory, shorten
 from steepen.requests.command import command_function, shorten_types
 from steepen.requests.registry import VERBS, Verb
 from steepen.requests.request import Request, replace_fields
-from steepen.utils.files import DISK_FULL
+from steepen.utils.files import disk_full
 from steepen.utils.imports import code_from
 from steepen.utils.printable_stream import printable_output
 
@@ -176,8 +176,8 @@ def main(arguments: list[str] | None = None) -> int:
         if debug:
             raise
         where = f" ({error.filename})" if error.filename else ""
-        if error.errno in DISK_FULL:
-            _print_error(f"{DISK_FULL[error.errno]}{where}; free some space and run the same command again.")
+        if full := disk_full(str(error)):
+            _print_error(f"{full}{where}; free some space and run the same command again.")
         else:
             _print_error(f"{error.strerror or error}{where}.")
         return 1
@@ -191,6 +191,9 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         if is_out_of_memory(error):
             _print_error("out of memory; use smaller sizes, or a machine with more.")
+            return 1
+        if full := disk_full(str(error)):  # safetensors has errors of its own
+            _print_error(f"{full}; free some space and run the same command again.")
             return 1
         reason = shorten(str(error))
         _print_error(f"internal error: {type(error).__name__}: {reason} (add --debug for the traceback).")

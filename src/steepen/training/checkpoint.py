@@ -39,7 +39,7 @@ from steepen.training.state_files import (
     tensor_key,
 )
 from steepen.utils.codec import from_builtins
-from steepen.utils.files import DISK_FULL, file_version, follow_umask, sha256_of_file
+from steepen.utils.files import disk_full, file_version, follow_umask, sha256_of_file
 from steepen.utils.json_io import read_json, with_checksum, without_checksum, write_json
 from steepen.utils.validate import MAX_WHOLE, require
 
@@ -220,11 +220,10 @@ def write_checkpoint(
         if problems:
             if world.is_main:
                 shutil.rmtree(partial, ignore_errors=True)
-            full = any(sign in problems[0] for n in DISK_FULL for sign in (os.strerror(n), f"(os error {n})"))
+            remedy = "free some disk space" if disk_full(problems[0]) else "mend that"
             raise SteepenError(
-                f"checkpoint {target} could not be written ({problems[0]}); "
-                f"{'free some disk space' if full else 'mend that'} and run the same command again: the run "
-                "resumes from the checkpoint before it."
+                f"checkpoint {target} could not be written ({problems[0]}); {remedy} and run the same "
+                "command again: the run resumes from the checkpoint before it."
             )
         if stage is write_tensors:
             checksums |= {file: checksum for file, checksum, _ in outcomes}

@@ -21,6 +21,7 @@ from steepen.distributed.world import World
 from steepen.runs.metrics import read_lines
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunLost
+from steepen.training.checkpoint import CheckpointWriter
 from steepen.training.device import synchronize
 from steepen.training.divergence import diverged
 from steepen.training.step_schedule import StepSchedule
@@ -107,12 +108,12 @@ class MetricBuffer:
         peak: float | None,
         timer: TrainingTimer,
         sinks: tuple[MetricsFile, Trackers, ProgressDisplay],
-        checkpoints: Path,
+        writer: CheckpointWriter,
         world: World | None = None,
     ) -> None:
         self.spec, self.schedule, self.peak, self.timer = spec, schedule, peak, timer
         self.metrics, self.trackers, self.display = sinks
-        self.checkpoints, self.world = checkpoints, world or World()
+        self.writer, self.world = writer, world or World()
         self.cumulative_flops = schedule.cumulative_flops(spec.arm, spec.shape, spec.batch_tokens)
         self.pending: list[tuple[int, Tensor, Tensor]] = []
         self.data_seconds = 0.0  # spent waiting for batches since the last drain
@@ -140,7 +141,7 @@ class MetricBuffer:
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 where = self._nonfinite_rank(own_losses, steps.index(step))
                 what = f"the loss is {loss}, the gradient norm {norm}{where}"
-                raise diverged(self.spec, self.checkpoints, step, what)
+                raise diverged(self.spec, self.writer, step, what)
             values = {
                 "loss": loss,
                 "lr": self._lr(step),

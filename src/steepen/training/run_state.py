@@ -14,6 +14,7 @@ from torch import Tensor
 from steepen.distributed.owners import Piece
 from steepen.distributed.sharded_optimizer import ShardedOptimizer
 from steepen.distributed.world import World
+from steepen.errors import SteepenError
 from steepen.execution.select import ExecutionMode, apply_execution_mode
 from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, initializer, name_seed
@@ -103,6 +104,11 @@ def _load(
         names = [name for name, _ in network.named_parameters()]
         stored = _LazyWeights(reader, {name: sources.get(name, name) for name in names})
         fill = weight_copier(network, stored)
+        if training_progress.step and not reader.names("optimizer"):
+            raise SteepenError(
+                f"the run was imported and cannot be resumed: {saved.path} has no optimizer state; train "
+                "it in another directory (`runs`)."
+            )
         optimizer = _place_on_device(spec, network, device, mode, world, shard, fill)
         state: OptimizerState = {}
         for owned in owned_pieces(network, optimizer):
@@ -111,9 +117,24 @@ def _load(
                 _read_grown_state(reader, state, name, sources[name], owned.piece, spec)
             elif found := reader.read_state(name, owned.piece):
                 state[name] = found
+            if not (spec.optimizer.is_custom or _fits(state.get(name, {}), owned.weight)):
+                raise CorruptCheckpoint(f"{saved.path} has no valid optimizer state of {name}.")
         optimizer.load_state(state)
-        _restore_random_state(reader, spec, training_progress.step, device, world.rank)
+        try:
+            _restore_random_state(reader, spec, training_progress.step, device, world.rank)
+        except (RuntimeError, TypeError) as error:
+            raise CorruptCheckpoint(f"{saved.path} has no valid random state ({error}).") from error
     return network, optimizer, replace(training_progress, resumed=training_progress.resumed + 1)
+
+
+def _fits(state: Mapping[str, Tensor], weight: Tensor) -> bool:
+    """Whether these are numbers of a parameter: of each value, or of its rows, columns or the whole."""
+    return all(
+        value.is_floating_point()
+        and (not value.ndim or value.ndim == weight.ndim)
+        and all(size in (1, whole) for size, whole in zip(value.shape, weight.shape, strict=False))
+        for value in state.values()
+    )
 
 
 def _restore_random_state(

@@ -23,7 +23,7 @@ from steepen.distributed.owners import Piece
 from steepen.errors import SteepenError
 
 SEPARATOR = "//"  # between section, parameter name and state key in a tensor's name
-_ROWS = re.compile(r"(.*)@(\d+)-(\d+)/(\d+)")
+_ROWS = re.compile(r"(.*)@([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 
 
 class UnreadableState(SteepenError):

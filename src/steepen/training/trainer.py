@@ -259,7 +259,7 @@ class Trainer:
             )
             self.samples = self._open_samples()
             sinks = (self.metrics, self.trackers, self.display)
-            self.buffer = MetricBuffer(spec, self.schedule, self.peak, self.timer, sinks, folder, world)
+            self.buffer = MetricBuffer(spec, self.schedule, self.peak, self.timer, sinks, self.writer, world)
             try:
                 self._prepare_steps()
                 waited = sharing.seconds_waited
@@ -499,7 +499,7 @@ class Trainer:
         norm = self._weight_norm()
         if not math.isfinite(norm):
             what = f"the norm of the weights is {norm}"
-            raise diverged(self.spec, self.directory.checkpoints, self.step - 1, what)
+            raise diverged(self.spec, self.writer, self.step - 1, what)
         self.metrics.sync()
         started = time.monotonic()
         self.writer.save(self._training_progress(kind), self.network, self.optimizer, wait=wait)

@@ -21,12 +21,19 @@ from typing import IO, Any, Generic, TypeVar
 from steepen.errors import SteepenError
 
 T = TypeVar("T")
+_FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
 MAX_BYTES = 1 << 30  # of a file that is read whole into memory
-DISK_FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
 TEMPORARY_SUFFIX = ".tmp"  # of the file that a process killed inside `write_atomically` leaves behind
 
 # How text of half surrogate pairs, as of a path that is not UTF-8, is written: \udcff, which JSON reads back.
 UNENCODABLE = "backslashreplace"
+
+
+def disk_full(message: str) -> str:
+    """What an error's message means, of Python or of safetensors, if the disk is full; else ""."""
+    return next(
+        (s for n, s in _FULL.items() if f"[Errno {n}]" in message or f"(os error {n})" in message), ""
+    )
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -51,8 +58,10 @@ def atomic_file(path: Path) -> Generator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
             temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno and error.filename is None:  # a write knows no name
+            error.filename = str(path)
         raise
 
 
