@@ -102,16 +102,11 @@ class _Page:
         return Markup('<span class="arm {}">{}</span>').format(shade, title)
 
     def verdict(self, judged: StudyVerdict) -> dict[str, Any]:
-        """A verdict's arm, word and sentence, with what it is about."""
+        """A verdict's arm, words and sentence, with what it is about."""
         return {
             "arm": self.arm(judged.arm, judged.variant),
             "part": judged.part,
-            "measure": judged.measure,
-            "growth": judged.verdict.growth,
-            "by_what": judged.verdict.by_what,
-            "by_what_short": (judged.verdict.by_what or "").partition(":")[0],
-            "fragile": bool(judged.verdict.fragile),
-            "by_what_fragile": bool(judged.verdict.by_what_fragile),
+            "row": judged.row,
             "sentence": self.prose(judged.verdict.sentence),
         }
 

@@ -43,7 +43,8 @@ def command_function(kind: type[Request[Any]]) -> Callable[..., None]:
         if result is not None:
             _show(result, bool(as_json), figure, tables)
 
-    parameters = [_parameter(kind, field) for field in fields]
+    ordered = sorted(fields, key=lambda field: field.option.panel != kind.first_panel)
+    parameters = [_parameter(kind, field) for field in (ordered if kind.first_panel else fields)]
     parameters += [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
         for name, annotation in _output_options(kind).items()

@@ -104,15 +104,7 @@ class Result(ABC):
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the first panel into a matplotlib Axes (a new one where none is given) and return it."""
-        from steepen.report.colours import ARM_TITLES
-        from steepen.report.figure import plot_panel
-
-        if ax is None:
-            from matplotlib import pyplot
-
-            ax = pyplot.subplots(figsize=(5.0, 3.6), layout="constrained")[1]  # a notebook shows it
-        plot_panel(ax, self.panels()[0], ARM_TITLES)
-        return ax
+        return draw(self.panels()[0], ax)
 
     def save_figure(self, path: str | Path) -> Path:
         """Write the figure of all panels as PDF, SVG or PNG."""
@@ -149,6 +141,19 @@ class Result(ABC):
         rows = self.to_rows()
         names = tuple(rows[0]) if rows else ()
         return Table(self.headline(), names, tuple(tuple(row.values()) for row in rows))
+
+
+def draw(panel: Panel, ax: Any = None) -> Any:
+    """Draw a panel into a matplotlib Axes (a new one where none is given) and return it."""
+    from steepen.report.colours import ARM_TITLES
+    from steepen.report.figure import plot_panel
+
+    if ax is None:
+        from matplotlib import pyplot
+
+        ax = pyplot.subplots(figsize=(5.0, 3.6), layout="constrained")[1]  # a notebook shows it
+    plot_panel(ax, panel, ARM_TITLES)
+    return ax
 
 
 def to_pandas(rows: Sequence[Mapping[str, Any]], index: str | None = None) -> Any:

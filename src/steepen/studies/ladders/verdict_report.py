@@ -11,8 +11,10 @@ import numpy as np
 from steepen.laws.analysis import LadderAnalysis
 from steepen.recipe.hyperparameters import with_paper_code
 from steepen.studies.answer import Axis, Panel, Series, StudyFit, StudyVerdict, Table
+from steepen.studies.cells import table_of
 from steepen.studies.ladders.ladder_runs import Measure, MeasuredLadder, cost_of
 from steepen.studies.plotting import finite_or_none, line, points
+from steepen.studies.verdict_row import legend, verdict_row
 from steepen.utils.formatting import percent
 
 AXIS_WORDS: dict[Measure, tuple[str, str]] = {  # an axis label, and the noun for titles
@@ -56,63 +58,31 @@ def what_would_change(analysis: LadderAnalysis) -> list[str]:
 def verdict_table(analysis: LadderAnalysis, by: Measure = "flops") -> Table:
     """One row per ladder: its verdict, its exponent, and its multiplier at the lowest and highest budget."""
     _, noun = AXIS_WORDS[by]
-    rows: list[tuple[object, ...]] = []
+    judged = {name: verdict_row(verdict) for name, verdict in analysis.verdicts.items()}
+    rows: list[dict[str, Any]] = []
     for name, law in analysis.primary_fit.arms.items():
-        verdict = analysis.verdicts.get(name)
+        row, (low, high) = judged.get(name), law.gamma.unconditional
         found = sorted(
             (m for m in analysis.multipliers.get(name, ()) if m.method == "interpolated"),
             key=lambda m: m.flops,
         )
-        low, high = (found[0].value, found[-1].value) if found else (None, None)
-        gamma = law.gamma
-        rows.append(
-            (
-                name,
-                _marked(verdict.growth, verdict.fragile) if verdict else "reference",
-                _marked(verdict.by_what, verdict.by_what_fragile) if verdict else None,
-                finite_or_none(verdict.growth_per_decade) if verdict else None,
-                verdict.p_slope if verdict else None,
-                gamma.value,
-                finite_or_none(gamma.unconditional[0]),
-                finite_or_none(gamma.unconditional[1]),
-                verdict.delta_gamma if verdict else None,
-                finite_or_none(verdict.delta_gamma_interval[0]) if verdict else None,
-                finite_or_none(verdict.delta_gamma_interval[1]) if verdict else None,
-                low,
-                high,
-            )
-        )
-    return Table(
-        title=f"Verdicts against {analysis.request.reference}" + ("" if by == "flops" else f", per {noun}"),
-        columns=(
-            "arm",
-            "gain",
-            "by what",
-            "× per decade",
-            "p (growth)",
-            "γ",
-            "γ low",
-            "γ high",
-            "Δγ",
-            "Δγ low",
-            "Δγ high",
-            "interpolated ×, lowest",
-            "interpolated ×, highest",
-        ),
-        rows=tuple(rows),
-        caption=(
-            f"{_levels(analysis)} γ of L = E + A·(C/C0)^−γ by one joint fit, with "
-            f"{percent(analysis.request.confidence)} intervals that count E as unknown; × is the {noun} the "
-            "reference needs over the arm's for the same loss, interpolated between measurements, at the "
-            "lowest and highest budget both cover."
-        ),
-        arm_column=0,
+        rows.append({
+            "arm": name, "gain": row.gain if row else "reference", "by what": row and row.by_what,
+            "× per decade": row and row.growth_per_decade, "p (growth)": row and row.p_growth,
+            "γ": law.gamma.value, "γ low": low, "γ high": high,
+            "Δγ": row and row.delta_gamma, "Δγ low": row and row.delta_gamma_low,
+            "Δγ high": row and row.delta_gamma_high,
+            "interpolated ×, lowest": found[0].value if found else None,
+            "interpolated ×, highest": found[-1].value if found else None,
+        })  # fmt: skip
+    title = f"Verdicts against {analysis.request.reference}" + ("" if by == "flops" else f", per {noun}")
+    caption = (
+        f"{_levels(analysis)} γ of L = E + A·(C/C0)^−γ by one joint fit, with "
+        f"{percent(analysis.request.confidence)} intervals that count E as unknown; × is the {noun} the "
+        "reference needs over the arm's for the same loss, interpolated between measurements, at the "
+        "lowest and highest budget both cover."
     )
-
-
-def _marked(answer: str | None, fragile: tuple[str, ...]) -> str | None:
-    """An answer, marked where it is fragile."""
-    return f"{answer} (fragile: not a claim)" if answer and fragile else answer
+    return table_of(title, rows, " ".join([caption, *legend(judged.values())]), arm_column=0)
 
 
 def _levels(analysis: LadderAnalysis) -> str:
