@@ -17,8 +17,8 @@ from steepen.cli.app import main
 from steepen.data import Dataset
 from steepen.errors import UsageError
 from steepen.runs.spec import RunSpec
+from steepen.studies.context import open_data, tokenizer_note
 from steepen.studies.preset import load_preset
-from steepen.studies.study_data import open_data, tokenizer_note
 
 
 def test_train_and_evaluate(tiny_data: Dataset, make_spec: Callable[..., RunSpec], tmp_path: Path) -> None:

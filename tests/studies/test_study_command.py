@@ -124,13 +124,13 @@ def test_dry_run_without_data_shows_no_hashes_as_they_depend_on_it(
     assert not re.search("[0-9a-f]{16}", text) and "Runs have no names (hashes) yet" in text
     assert not json.loads(dry([*words, "--json"], capsys))["data_known"]
     text = dry([*words, "--data", str(folder / "data"), "--epochs", "99"], capsys)
-    assert re.match(r"[0-9a-f]{16} ", text.splitlines()[3]) and "no names" not in text
+    assert re.match(r" [0-9a-f]{16} ", text.splitlines()[3]) and "no names" not in text
 
 
 def test_a_study_can_be_watched_while_its_data_is_prepared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from steepen.studies import study_data
+    from steepen.studies import context
 
     seen: list[str] = []
 
@@ -144,11 +144,12 @@ def test_a_study_can_be_watched_while_its_data_is_prepared(
         pages = StudyPages(Path("studies"), only="mine")
         seen.extend([pages.reply("/").body, StudyPages(Path("studies")).reply("/").body])
         assert pages.reply("/").reload and StudyPages(Path("studies")).reply("/other").status == 404
-        assert main(["status", "mine", "--json"]) == 2 and main(["status", "other"]) == 2
+        assert main(["status", "mine", "--json"]) == 0 and main(["status", "other"]) == 2
+        assert json.loads(capsys.readouterr().out) == {"name": "mine", "state": "preparing"}
         raise Enough
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(study_data, "_prepare", look)
+    monkeypatch.setattr(context, "_prepare", look)
     for start in (
         lambda: main(["study", "ladder", "--name", "mine", "--device", "cpu"]),
         lambda: steepen.ladder(name="mine", device="cpu"),

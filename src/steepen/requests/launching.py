@@ -118,9 +118,10 @@ class Launching(UsesLauncher):
 
     def check_launching(self) -> None:
         """Reject what would fail when the first run starts, but for the device (`check_device`)."""
-        from steepen.training.trackers import check_trackers
+        if self.track:
+            from steepen.training.trackers import check_trackers
 
-        check_trackers(self.track, installed=True)
+            check_trackers(self.track, installed=True)
         self.limit()
         self.gpus()
 

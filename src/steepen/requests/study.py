@@ -134,8 +134,8 @@ class StudyRequest(Launching, Request[Any]):
 
     def run(self) -> Study | DryRun:
         """Open the preset and the data, check the options on them, and drive the study to its answer."""
+        from steepen.studies.context import assumed_data, open_data
         from steepen.studies.preset import Preset, load_preset
-        from steepen.studies.study_data import assumed_data, open_data
 
         preset = self.preset if isinstance(self.preset, Preset) else load_preset(str(self.preset))
         if self.sweep_flops is not None:
@@ -272,8 +272,7 @@ class StudyRequest(Launching, Request[Any]):
 
 def _notes(context: StudyContext, folder: Path) -> list[str]:
     """What the data changes: another tokenizer than the preset's, fewer validation tokens than it wants."""
-    from steepen.studies.context import whole_validation_tokens
-    from steepen.studies.study_data import tokenizer_note
+    from steepen.studies.context import tokenizer_note, whole_validation_tokens
 
     preset, found = context.preset, context.validation_tokens
     notes = [tokenizer_note(preset, folder, context.data)]

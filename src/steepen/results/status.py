@@ -80,6 +80,8 @@ class Status(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """The study that was asked for, or all of them."""
+        if self.alone and self.preparing:
+            return {"name": self.preparing[0], "state": "preparing"}
         if self.alone:
             return self.studies[0].to_dict()
         return {"studies": [one.to_dict() for one in self.studies], "unreadable": dict(self.unreadable)}

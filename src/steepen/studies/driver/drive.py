@@ -19,8 +19,8 @@ from steepen.launch.cost_estimate import remaining_flops
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
+from steepen.studies.cells import lead
 from steepen.studies.driver.journal import Journal
-from steepen.studies.driver.run_concurrently import lead
 
 A = TypeVar("A")
 

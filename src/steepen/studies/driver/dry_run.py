@@ -16,7 +16,7 @@ from steepen.runs.spec import UNKNOWN_DATA, RunSpec, expected_flops
 from steepen.runs.store import RunStore
 from steepen.runs.varied import varied_settings
 from steepen.studies.answer import Work
-from steepen.studies.driver.run_concurrently import lead
+from steepen.studies.cells import lead
 
 
 class _Unfinished(Exception):
