@@ -1,4 +1,12 @@
-"""The report as one HTML page that loads nothing from the network."""
+"""The report as one HTML page that loads nothing from the network.
+
+The flow: `load_studies.py` reads answers and records; `contents.py` decides which figures and tables a study
+has, with their ids; `_Page` turns them into the values of the template `assets/page.html.j2` (sentences with
+arms in their colours, SVG from `page_figure.py`, cells with sort keys), which only places them. Colours are
+collected on the way as classes and written last, because the sections decide which are in use. `write.py`
+writes the page and the same figures and tables as files; `serve.py` renders it for studies that run
+(`live.py`). The page depends on nothing but the studies' files: the same files give the same bytes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""Drive a study: run the specs it yields, unless they have finished, and send their records back."""
+"""Drive a study: run the specs it yields, unless they have finished, and send their records back.
+
+The flow: `drive` takes the study's lock and leads its generator. Every batch that it yields is written to
+the journal, then `_BatchRunner.run` answers it: finished runs from the store, the others from the launcher,
+as the budget admits them. The answer is written to the journal last.
+
+A study has no state of its own to restore. It is a generator that yields the same specs for the same records,
+and a record is in the store once its run has finished; so a study resumes by being started again from its
+first batch, which the store answers as far as it can. Everything below keeps that true.
+"""
 
 from __future__ import annotations
 
@@ -79,6 +88,8 @@ def drive(
     """
     progress = progress or BatchProgress(store, quiet=True)
     with contextlib.ExitStack() as stack:
+        # In this order, so that on the way out the display ends first, and the journal, which is left last,
+        # writes how the study ended when no run of it is under way.
         if journal is not None:
             stack.enter_context(journal.driving())
         stack.enter_context(_stop_on_sigterm())
@@ -86,6 +97,7 @@ def drive(
         batch = _BatchRunner(store, launcher, budget, accept_diverged, retry_diverged, progress)
 
         def records(specs: Sequence[RunSpec]) -> list[RunRecord | None]:
+            # Before its first run starts, so that `status` of a killed study knows every run it asked for.
             if journal is not None:
                 journal.add_batch(specs)
             return batch.run(specs)
@@ -94,6 +106,7 @@ def drive(
             answer = lead(study, records)
         except KeyboardInterrupt:
             raise StudyStopped(signal.SIGINT) from None
+        # Only now, with every record in the store: an answer in the journal means that no run is left.
         if journal is not None:
             journal.set_answer(answer)
         return answer
@@ -113,7 +126,8 @@ class _BatchRunner:
 
     def run(self, specs: Sequence[RunSpec]) -> list[RunRecord | None]:
         """The records of a batch, in the order of its specs."""
-        unique = {spec.hash: spec for spec in specs}
+        unique = {spec.hash: spec for spec in specs}  # parts of a study may ask for the same run
+        # The store is asked first, whatever the journal says: it is what survives a kill of this process.
         results: dict[str, RunRecord | None] = {}
         failed: list[Outcome] = []
         waiting: list[RunSpec] = []
@@ -122,6 +136,7 @@ class _BatchRunner:
             known = None if record is not None else self.store.run(spec).failure()
             if record is not None:
                 results[name] = record
+            # Training is deterministic where the device allows it, so the failure is kept like a record.
             elif known is not None and known[0] == "Diverged" and not self.retry_diverged:
                 self._add_outcome(Outcome(spec, failure=Failure(*known)), results, failed)
             else:
@@ -136,6 +151,8 @@ class _BatchRunner:
                     self.expected_ends.pop(outcome.spec.hash, None)
                     self._add_outcome(outcome, results, failed)
                     self.progress.run_ended(outcome)
+        # After all outcomes: a failed run does not cost the others of its batch, which are in the store now.
+        # A failure comes before the budget, as a larger budget would not mend it.
         if failed:
             raise RunsFailed(failed)
         if rejected:
@@ -211,6 +228,7 @@ def _stop_on_sigterm() -> Generator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise StudyStopped(number)
 
+    # An exception closes the launcher's iterator, which makes every run save a checkpoint.
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from steepen.laws.analysis import LadderAnalysis
+from steepen.laws.verdict.multipliers import Multiplier
 from steepen.recipe.hyperparameters import with_paper_code
 from steepen.studies.answer import Axis, Panel, Series, StudyFit, StudyVerdict, Table
 from steepen.studies.cells import table_of
@@ -223,34 +224,44 @@ def _curve_fields(one: MeasuredLadder) -> dict[str, Any]:
     return {"arm": one.spec.arm.name, "variant": one.spec.variant}
 
 
+def multiplier_points(name: str, found: Sequence[Multiplier], **fields: Any) -> Series:
+    """Multipliers against compute, as points."""
+    return points(name, [m.flops for m in found], [m.value for m in found], **fields)
+
+
+def multiplier_line(name: str, found: Sequence[Multiplier], **fields: Any) -> Series:
+    """Multipliers against compute, as a line."""
+    return line(name, [m.flops for m in found], [m.value for m in found], **fields)
+
+
+def multiplier_band(name: str, found: Sequence[Multiplier], level: float, **fields: Any) -> Series:
+    """The intervals of multipliers."""
+    x, low, high = zip(*((m.flops, m.low, m.high) for m in found), strict=True)
+    return Series(name, "band", x, low, high, note=f"{percent(level)} band", **fields)
+
+
 def multiplier_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]], by: Measure) -> Panel:
     """Multipliers over the reference; `curves` are the fields of `Series` that give each arm its colour."""
     label, noun = AXIS_WORDS[by]
     series: list[Series] = []
+    level = analysis.request.confidence
     for name, found in analysis.multipliers.items():
-        curve = curves[name]
-        interpolated = sorted((m for m in found if m.method == "interpolated"), key=lambda m: m.flops)
-        if interpolated:
-            x = tuple(m.flops for m in interpolated)
-            values = [m.value for m in interpolated]
-            series.append(points(name, x, values, **curve))
-            series.append(line(name, x, values, **curve))
-            low, high = tuple(m.low for m in interpolated), tuple(m.high for m in interpolated)
-            note = f"{percent(analysis.request.confidence)} band"
-            series.append(Series(name, "band", x, low, high, note=note, **curve))
-        fitted = sorted((m for m in found if m.leads), key=lambda m: m.flops)
+        curve, ordered = curves[name], sorted(found, key=lambda m: m.flops)
+        if interpolated := [m for m in ordered if m.method == "interpolated"]:
+            series += [
+                multiplier_points(name, interpolated, **curve),
+                multiplier_line(name, interpolated, **curve),
+            ]
+            series.append(multiplier_band(name, interpolated, level, **curve))
+        fitted = [m for m in ordered if m.leads]
         inside = [m for m in fitted if not m.extrapolated]
         beyond = inside[-1:] + [m for m in fitted if m.extrapolated and m not in inside[-1:]]
         beyond.sort(key=lambda m: m.flops)
         if inside:
-            x, values = [m.flops for m in inside], [m.value for m in inside]
-            series.append(line(name, x, values, role="fit", note="fitted", style="dotted", **curve))
+            series.append(multiplier_line(name, inside, role="fit", note="fitted", style="dotted", **curve))
         if any(m.extrapolated for m in beyond):
-            x, values = tuple(m.flops for m in beyond), [m.value for m in beyond]
-            series.append(line(name, x, values, role="extrapolated", style="dashed", **curve))
-            low, high = tuple(m.low for m in beyond), tuple(m.high for m in beyond)
-            note = f"{percent(analysis.request.confidence)} band"
-            series.append(Series(name, "band", x, low, high, note=note, **curve))
+            series.append(multiplier_line(name, beyond, role="extrapolated", style="dashed", **curve))
+            series.append(multiplier_band(name, beyond, level, **curve))
     reference = analysis.request.reference
     return Panel(
         f"{noun.capitalize()} multiplier over {reference}",
