@@ -148,6 +148,7 @@ class Study(Result):
             return
         yield from answer_blocks(answer, width)
         runs = self.journal.runs_directory(self.runs_directory)
+        runs = runs.relative_to(Path.cwd()) if runs.is_relative_to(Path.cwd()) else runs
         yield Paragraph()
         yield Lines(f"The answer is in {self.journal.file}; its {len(set(answer.runs))} runs are in {runs}.")
         for path in answer.recipe_files(self.folder):
@@ -202,11 +203,14 @@ def _fitting(table: Table, width: int) -> list[Table]:
         styles = {_title(row[place]): f"bold {arm_colour(row[place]).dark}" for row in rows
                   if arm_key(row[place]) != "vanilla"}  # fmt: skip
         rows = [[*row[:place], _title(row[place]), *row[place + 1 :]] for row in rows]
-    wide = [max(cell_len(cell) for cell in (name, *(row[i] for row in rows))) + 1
-            for i, name in enumerate(table.columns)]  # fmt: skip
+    # Two columns more than its longest cell: a space, and the place of a rule.
+    wide = [
+        max(cell_len(cell) for cell in (name, *(row[i] for row in rows))) + 2
+        for i, name in enumerate(table.columns)
+    ]
     parts: list[list[int]] = [[]]
     for i in range(len(wide)):
-        if len(parts[-1]) > 1 and sum(wide[k] for k in parts[-1]) + wide[i] > width:
+        if len(parts[-1]) > 1 and sum(wide[k] for k in parts[-1]) + wide[i] > width - 1:
             parts.append([0])
         parts[-1].append(i)
     right = right_columns(table)
