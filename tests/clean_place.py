@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from core_bundle import write_bundle
-from steepen.api.pack import pack
+from steepen import pack
 from steepen.cli.app import main
 from steepen.data import Dataset
 from steepen.inference.export import export

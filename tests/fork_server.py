@@ -37,7 +37,7 @@ PRELOADED = (  # what the commands import
     "steepen.cli.app",
     "steepen.data.prepare",
     "steepen.evaluation.evaluate_run",
-    "steepen.report.terminal",
+    "steepen.results.study",
     "steepen.training.trainer",
 )
 

@@ -39,26 +39,20 @@ ALLOWED: dict[str, set[str]] = {
     "laws": {"utils"},
     "studies": {
         *(*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "runs", "launch", "laws", "utils", "results.panel"),
-        *("results.table", "evaluation.core.suite", "evaluation.forecast", "evaluation.scored_runs"),
+        *("results.table", "results.dry_run", "evaluation.core.suite", "evaluation.forecast"),
+        *("evaluation.scored_runs", "data"),
     },
     "report": {
         *("laws", "runs", "studies", "evaluation.core.suite", "evaluation.forecast", "utils"),
         *("evaluation.scored_runs", "results.panel", "results.table", "results.render", "results.text"),
+        "requests.report",  # `steepen.report` is this package, called
     },
-    # Rows and how they are shown. `report.figure` draws the panels of a result.
-    "results": {
-        "laws",
-        "report.figure",
-        "report.figure_options",
-        "report.law_panels",
-        "report.result_page",
-        "report.size_law_panels",
-        "utils",
-    },
+    # Rows and how they are shown. `report` draws the panels of a result.
+    "results": {"laws", "launch.cost_estimate", "report", "runs", "studies", "utils", "api.runs"},
     # What can be asked; `cli` and `api` have what is not a request yet.
     "requests": {
         *("data", "model", "recipe", "runs", "launch", "training", "evaluation", "studies", "laws", "report"),
-        *("distributed", "inference", "results", "utils"),
+        *("distributed", "inference", "results", "utils", "api.launched_scores"),
     },
     "cli": {
         *("data", "model", "recipe", "runs", "launch", "training", "evaluation", "studies", "laws", "report"),

@@ -76,7 +76,10 @@ def failure(words: list[str], *, complete: bool = True) -> str | None:
     try:
         parse(words)
     except Exception as error:  # typer's own errors, which name the option
-        left_out = type(error).__name__ == "MissingParameter" or "requires an argument" in str(error)
+        left_out = type(error).__name__ in ("MissingParameter", "NoArgsIsHelpError")
+        left_out = left_out or "requires an argument" in str(error)
+        if "could not be loaded" in str(error):  # a module that the page writes
+            return None
         if complete or not left_out:
             return f"steepen {shlex.join(words)}: {getattr(error, 'message', '') or error}"
     return None

@@ -57,7 +57,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert table is not None
     (here / "runs.csv").write_text(table[1])
     steepen.study(
-        "ladder", "tiny", arms=["vanilla", "loop-2"], options={"rungs": [2, 3, 4, 5]}, tpp=0.02,
+        "ladder", "tiny", arms=["vanilla", "loop-2"], rungs=[2, 3, 4, 5], tpp=0.02,
         epochs=10_000, data=here / "data" / "small", device="cpu", jobs=1, studies=here / "studies",
         runs=here / "study-runs",
     )  # fmt: skip

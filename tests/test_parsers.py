@@ -42,7 +42,7 @@ from steepen.recipe.hardware import find_accelerator
 from steepen.recipe.paper_tables import PAPER
 from steepen.recipe.recipe_choice import choose_recipes
 from steepen.recipe.recipe_file import RecipeFile, read_recipe
-from steepen.report.write import parse_formats
+from steepen.requests import decode
 from steepen.runs.fields import sort_by_field
 from steepen.runs.metrics import read_metrics
 from steepen.runs.record import RunRecord
@@ -135,7 +135,7 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Callable[[Any], bool]]] = {
         check_status,
         lambda found: found in ("finished", "running", "failed", "interrupted", "waiting"),
     ),
-    "formats of figures": (parse_formats, bool),
+    "formats of figures": (lambda text: decode({"request": "report", "study": "s", "formats": text}), bool),
     "tokenizer": (parse_tokenizer, lambda found: found is None or 258 <= found <= MAX_BPE),
     "arm": (find_arm, lambda found: all(p <= MAX_PASSES for s in found.passes.stages for p in s.passes)),
     "accelerator": (find_accelerator, lambda found: found.peak_flops > 0),

@@ -18,7 +18,7 @@ import pytest
 from steepen.cli.app import main
 from steepen.launch.base import Outcome
 from steepen.recipe.flops import stored_parameters
-from steepen.recipe.recipe_file import read_recipe
+from steepen.recipe.recipe_file import read_recipe, write_recipe
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunDirectory, RunStore
 from steepen.studies.context import DatasetInfo, StudyContext
@@ -112,9 +112,8 @@ def made_once(studies: ModuleType, context: StudyContext, tmp_path_factory: pyte
         studies.learning_rates(context, arms=ARMS, rungs=(2, 4)), store, launcher, journal=journal("tuning")
     )
     fitted = replace(context, recipes={file.arm: file.recipe for file in tuned.recipes})
-    from steepen.api.study_data import write_recipes
-
-    write_recipes(tuned, folder / "studies" / "tuning")
+    for path, file in tuned.recipe_files(folder / "studies" / "tuning").items():
+        write_recipe(path, file)
     drive(ladder(fitted, arms=ARMS, rungs=(2, 3, 4, 5)), store, launcher, journal=journal("tuned"))
     drive(studies.seeds(fitted, arms=ARMS, rungs=(2, 3)), store, launcher, journal=journal("seeds"))
     (folder / "README.md").write_text("# Toy\n\n<!-- results/toy -->\n<!-- end -->\n\nThe end.\n")

@@ -144,7 +144,7 @@ def test_nothing_can_be_written_and_one_sentence_says_so(words: tuple[str, ...],
     with tempfile.TemporaryDirectory(prefix="steepen-other-") as name:
         others = Path(name)
         drive_study(RunStore(others / "runs"), others / "studies", "else", [77])
-        from steepen.api.pack import pack
+        from steepen import pack
 
         pack("else", others / "pack.tar.gz", studies=others / "studies")
         for path in (others, *others.rglob("*")):

@@ -18,7 +18,10 @@ RESULTS = {
     "steepen.results.isoflop": ["IsoflopResult"],
     "steepen.results.power": ["PowerResult"],
     "steepen.api.runs": ["Runs", "Run"],
-    "steepen.api.studies": ["Study"],
+    "steepen.results.study": ["Study"],
+    "steepen.results.dry_run": ["DryRun"],
+    "steepen.results.status": ["Status"],
+    "steepen.results.files": ["Report", "Packed"],
     "steepen.api.training": ["EvaluationResult"],
 }
 
@@ -65,12 +68,11 @@ def python_reference() -> str:
     ]  # fmt: skip
     kinds = {"Arm", "PassSchedule", "SteepenError", "UsageError"}
     for name in steepen.__all__:
-        module = "steepen.report.write" if name == "report" else lazy[name]
-        attribute = "make_report" if name == "report" else name
+        module = "steepen.requests.report" if name == "report" else lazy[name]
         if name in kinds:
             continue
-        request = getattr(getattr(importlib.import_module(module), attribute), "request", None)
-        lines += [f"::: {module}.{attribute}", ""] if request is None else function_reference(name, request)
+        request = getattr(getattr(importlib.import_module(module), name), "request", None)
+        lines += [f"::: {module}.{name}", ""] if request is None else function_reference(name, request)
     lines += [
         "## Results",
         "",

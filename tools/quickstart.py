@@ -22,9 +22,7 @@ OUT = Path("quickstart")
 
 def main(preset: str) -> int:
     """Print the paper's verdicts, the ladder's own, and what such a ladder can and cannot show."""
-    study = steepen.ladder(
-        preset=preset, runs=OUT / "runs", studies=OUT / "studies", label=f"{preset}-ladder"
-    )
+    study = steepen.ladder(preset=preset, runs=OUT / "runs", studies=OUT / "studies", name=f"{preset}-ladder")
     ignore = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is answered here, not by a second traceback
     with ProcessPoolExecutor(1, get_context("spawn"), signal.signal, ignore) as process:
         fitting = process.submit(steepen.fit, "paper:fineweb")  # beside the drawing of the page

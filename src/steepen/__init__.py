@@ -5,7 +5,7 @@ Everything that a notebook needs is here, and loaded when it is first used:
 - `fit`, `power`: scaling laws and verdicts of a table, and how large a ladder must be
 - `arms`, `plan`, `spec`, `best_passes`: the arms, the cost of a run, its specification, the best passes
 - `prepare`, `train`, `evaluate`, `generate`: data, one run, its scores and its text
-- `ladder`, `study`, `dry_run_study`, `open_study`, `report`: a question with all its runs, and its page
+- `ladder`, `study`, `dry_run_study`, `open_study`, `status`, `report`: a question with all its runs
 - `open_runs`: the runs of a directory, filtered, as a frame
 - `downstream`: scores along ladders, at equal loss, and forecast beyond the runs
 - `export`, `import_model`, `pack`, `unpack`: models in other formats, and a study as one file
@@ -21,17 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from steepen.api.downstream import downstream as downstream
-    from steepen.api.pack import pack as pack
-    from steepen.api.pack import unpack as unpack
     from steepen.api.plans import arms as arms
     from steepen.api.plans import best_passes as best_passes
     from steepen.api.plans import plan as plan
     from steepen.api.plans import spec as spec
     from steepen.api.runs import open_runs as open_runs
-    from steepen.api.studies import dry_run_study as dry_run_study
-    from steepen.api.studies import ladder as ladder
-    from steepen.api.studies import open_study as open_study
-    from steepen.api.studies import study as study
     from steepen.api.training import evaluate as evaluate
     from steepen.api.training import prepare as prepare
     from steepen.api.training import train as train
@@ -44,6 +38,13 @@ if TYPE_CHECKING:
     from steepen.model.arm import PassSchedule as PassSchedule
     from steepen.requests.fit import fit as fit
     from steepen.requests.power import power as power
+    from steepen.requests.report import pack as pack
+    from steepen.requests.report import unpack as unpack
+    from steepen.requests.status import status as status
+    from steepen.requests.study import dry_run_study as dry_run_study
+    from steepen.requests.study import ladder as ladder
+    from steepen.requests.study import study as study
+    from steepen.results.study import open_study as open_study
 
     __version__: str
 
@@ -52,13 +53,15 @@ _LAZY = {
     "power": "steepen.requests.power",
     **dict.fromkeys(("arms", "plan", "best_passes", "spec"), "steepen.api.plans"),
     **dict.fromkeys(("prepare", "train", "evaluate"), "steepen.api.training"),
-    **dict.fromkeys(("ladder", "study", "dry_run_study", "open_study"), "steepen.api.studies"),
+    **dict.fromkeys(("ladder", "study", "dry_run_study"), "steepen.requests.study"),
+    "open_study": "steepen.results.study",
+    "status": "steepen.requests.status",
     "downstream": "steepen.api.downstream",
     "open_runs": "steepen.api.runs",
     "generate": "steepen.inference.generate",
     "export": "steepen.inference.export",
     "import_model": "steepen.inference.import_model",
-    **dict.fromkeys(("pack", "unpack"), "steepen.api.pack"),
+    **dict.fromkeys(("pack", "unpack"), "steepen.requests.report"),
     **dict.fromkeys(("Arm", "PassSchedule"), "steepen.model.arm"),
     **dict.fromkeys(("SteepenError", "UsageError"), "steepen.errors"),
 }
@@ -79,6 +82,7 @@ __all__ = [  # noqa: RUF022  (in the order of the docstring)
     "study",
     "dry_run_study",
     "open_study",
+    "status",
     "report",  # pyright: ignore[reportUnsupportedDunderAll]  (the package, which can be called)
     "open_runs",
     "downstream",

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from run_fixtures import make_spec
-from steepen.api.pack import pack, unpack
+from steepen import pack, unpack
 from steepen.errors import SteepenError, UsageError
 from steepen.runs.store import RunStore
 from steepen.studies.driver.journal import Journal, JournalEntry, RequestedRun
@@ -186,7 +186,7 @@ def test_a_pack_cannot_fill_the_memory(kind: str, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "p", "w:gz", compresslevel=1) as tar:
         BOMBS[kind](tar)
     code = (
-        "import resource, sys\nfrom steepen.api.pack import unpack\nfrom steepen.errors import SteepenError\n"
+        "import resource, sys\nfrom steepen import unpack\nfrom steepen.errors import SteepenError\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try: unpack('p', 'out')\nexcept SteepenError as error: print(error)\n"
         "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)"
@@ -256,7 +256,7 @@ def test_packing_needs_little_memory_and_reads_each_file_once(tmp_path: Path) ->
     with weights.open("wb") as file:
         file.truncate(300 << 20)
     code = (
-        "import resource, sys\nfrom steepen.api.pack import pack\n"
+        "import resource, sys\nfrom steepen import pack\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "pack('s', 'p', weights=True)\n"
         "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)"

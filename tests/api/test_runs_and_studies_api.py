@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 import steepen
-from steepen.api.study_data import open_data, tokenizer_note
 from steepen.cli.app import main
 from steepen.data import Dataset
 from steepen.errors import UsageError
 from steepen.runs.spec import RunSpec
+from steepen.studies.context import open_data, tokenizer_note
 from steepen.studies.preset import load_preset
 
 
@@ -62,12 +62,12 @@ def test_a_ladder_with_a_launcher_class_and_its_report(
     assert set(study.to_frame()["measure"]) == {"per FLOP", "per second"}
     assert study.plot(panel="Loss").get_ylabel() and "operator-1" in repr(study)
     assert study.answer.question in " ".join(study.summary().split())
-    page = steepen.report(study, tmp_path / "page", formats="png")
+    page = steepen.report(study, tmp_path / "page", formats="png").page
     assert page.name == "report.html" and "operator-1" in page.read_text()
     with pytest.raises(UsageError, match="no panel 'nothing'"):
         study.plot(panel="nothing")
     planned = steepen.dry_run_study("ladder", arms=["vanilla", "untied-2"], data=folder, epochs=10_000,
-                                     options={"rungs": [2, 3, 4, 5]})  # fmt: skip
+                                     rungs=[2, 3, 4, 5])  # fmt: skip
     assert planned.finished == 4 and {run.arm for run in planned.runs} == {"untied-2"}
 
 
@@ -79,8 +79,8 @@ def test_a_pack_holds_the_study_and_is_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     steepen.ladder(["vanilla", "operator-1"], rungs=[2, 3, 4, 5], data=tiny_data.directory, epochs=10_000,
-                   launcher=launcher, device="cpu", label="pair")  # fmt: skip
-    monkeypatch.setattr("steepen.cli.report.LINE_SECONDS", 0)
+                   launcher=launcher, device="cpu", name="pair")  # fmt: skip
+    monkeypatch.setattr("steepen.utils.progress.STEP_SECONDS", 0)
     assert main(["pack", "pair", "--out", "pair.tar.gz"]) == 0
     shown = capsys.readouterr()
     assert "8 runs" in shown.out and re.search(r"^drawing: 2 of \d+, about", shown.err, re.MULTILINE)
@@ -89,7 +89,7 @@ def test_a_pack_holds_the_study_and_is_checked(
     capsys.readouterr()
     assert main(["status", "pair", "--studies", "moved/studies"]) == 0
     assert "finished" in (text := capsys.readouterr().out) and "8 finished" in text and ", 0 left" in text
-    assert steepen.open_study("pair", "moved/studies").report("page", formats="png").is_file()
+    assert steepen.open_study("pair", "moved/studies").report("page", formats=["png"]).is_file()
     assert (tmp_path / "moved" / "report" / "pair" / "report.html").is_file()
     assert main(["unpack", "pair.tar.gz", "--out", "moved"]) == 0  # the same content
     record = next((tmp_path / "moved" / "runs").glob("*/record.json"))
@@ -106,7 +106,7 @@ def test_a_pack_holds_the_study_and_is_checked(
 
 def test_another_tokenizer_than_the_presets_is_said_with_its_cost(tiny_data: Dataset) -> None:
     preset = load_preset("mini")
-    folder, facts = open_data(preset, tiny_data.directory, Path("runs"), dry_run=True)
+    folder, facts = open_data(preset, tiny_data.directory, Path("runs"), True, (Path("studies"), "s"))
     note = tokenizer_note(preset, folder, facts)
     assert note is not None and "bpe:8192" in note and "times the preset's FLOPs" in note
     assert tokenizer_note(preset, folder, replace(facts, vocabulary=8192)) is None
@@ -119,7 +119,7 @@ def test_a_study_is_right_after_it_moved(launcher: type, tiny_data: Dataset, tmp
     (tmp_path / "a").rename(tmp_path / "b")
     moved = steepen.open_study("ladder", tmp_path / "b" / "studies")
     assert moved.status().counts["finished"] == 8 and moved.status().flops_left == 0
-    assert moved.report(tmp_path / "page", formats="png").is_file()
+    assert moved.report(tmp_path / "page", formats=["png"]).is_file()
 
 
 def test_a_study_with_another_optimizer_is_the_commands(
@@ -127,7 +127,7 @@ def test_a_study_with_another_optimizer_is_the_commands(
 ) -> None:
     shared: dict[str, Any] = {"arms": ["vanilla", "operator-1"], "optimizer": "adamw", "tpp": 1.0}
     study = steepen.study(
-        "ladder", "tiny", options={"rungs": [2, 3, 4, 5]}, data=tiny_data.directory, epochs=10_000,
+        "ladder", "tiny", rungs=[2, 3, 4, 5], data=tiny_data.directory, epochs=10_000,
         launcher=launcher, **shared,
     )  # fmt: skip
     assert study.name == "ladder-tiny-vanilla-operator-1-adamw"
@@ -137,14 +137,14 @@ def test_a_study_with_another_optimizer_is_the_commands(
                  "--tpp", "1", "--data", str(tiny_data.directory), "--epochs", "10000",
                  "--dry-run"]) == 0  # fmt: skip
     assert "8 finished" in capsys.readouterr().out
-    planned = steepen.dry_run_study("ladder", options={"rungs": [2, 3, 4, 5]}, epochs=10_000,
+    planned = steepen.dry_run_study("ladder", rungs=[2, 3, 4, 5], epochs=10_000,
                                      data=tiny_data.directory, **shared)  # fmt: skip
     assert planned.complete and planned.finished == 8
 
 
 def test_a_study_scores_its_runs(tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="core, nll, kl-depth"):
+    with pytest.raises(UsageError, match="one of 'core', 'nll', 'kl-depth'"):
         steepen.ladder(["vanilla"], score="kldepth", data=tiny_data.directory)
     with pytest.raises(UsageError, match="need the CORE tasks"):
         steepen.ladder(["vanilla"], score=["core"], data=tiny_data.directory)
@@ -170,7 +170,7 @@ def test_runs_of_a_custom_block_are_listed_without_running_its_code(
     (tmp_path / "plain_block.py").write_text(BLOCK)
     study = steepen.ladder(
         ["vanilla", __import__("plain_block").Plain], rungs=[2, 3, 4, 5], data=tiny_data.directory,
-        epochs=10_000, launcher=launcher, device="cpu", label="custom",
+        epochs=10_000, launcher=launcher, device="cpu", name="custom",
     )  # fmt: skip
     text = study.summary() + str(study.answer)
     assert "plain uses vanilla's" in text

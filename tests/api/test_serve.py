@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 import steepen
-from steepen.api.live import CURVE_POINTS, thin_curve
-from steepen.api.serve import StudyPages, make_server
 from steepen.cli.app import main
 from steepen.data import Dataset
+from steepen.report.live import CURVE_POINTS, thin_curve
+from steepen.report.serve import StudyPages, make_server
 from steepen.studies.driver.journal import Journal
 from steepen.utils import local_server
 from steepen.utils.local_server import ADDRESS, Handler
@@ -81,11 +81,11 @@ def test_a_running_study_shows_progress_curves_and_the_verdict_so_far(half_done:
 def test_the_verdict_is_fitted_again_only_when_a_run_has_finished(
     half_done: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from steepen.api import live
+    from steepen.report import live
 
     calls: list[int] = []
-    fit = live.fit
-    monkeypatch.setattr(live, "fit", lambda *a, **k: calls.append(1) or fit(*a, **k))
+    analyse = live.analyse
+    monkeypatch.setattr(live, "analyse", lambda *a: calls.append(1) or analyse(*a))
     pages = StudyPages(half_done.parent, only="ladder")
     assert pages.reply("/").body == pages.reply("/").body and len(calls) == 1
     record = next(half_done.parent.parent.glob("runs/*/later.json"))
@@ -200,7 +200,7 @@ def test_a_page_is_made_again_only_when_what_it_shows_has_changed(
     # New steps are shown, but a page that took long to make is not made for each of them.
     metrics = next(half_done.parent.parent.glob("runs/*/metrics.jsonl"))
     for again, pause in ((2, 1e9), (3, 0.0)):
-        monkeypatch.setattr("steepen.api.serve.PAUSE", pause)
+        monkeypatch.setattr("steepen.report.serve.PAUSE", pause)
         with metrics.open("a") as file:
             file.write('{"step": 1001, "tokens": 256256, "loss": 3.0}\n')
         pages.reply(f"/{NAME}")
@@ -209,7 +209,7 @@ def test_a_page_is_made_again_only_when_what_it_shows_has_changed(
     for _ in range(5):
         assert not pages.reply(f"/{NAME}").reload
     assert len(made) == 4
-    monkeypatch.setattr("steepen.api.serve.MAX_PAGES", 1)
+    monkeypatch.setattr("steepen.report.serve.MAX_PAGES", 1)
     pages.reply(f"/{NAME}/report")
     assert list(pages.made) == [f"{NAME}/report"]
 

@@ -112,7 +112,7 @@ def test_report_bytes_are_equal_across_processes(simulated_studies: Path, tmp_pa
     [
         (["laddr", "--out", "r"], 2, ["no study 'laddr'", "ladder"]),
         (["studies", "--out", "r"], 2, ["holds no study"]),
-        (["ladder", "--out", "r", "--format", "gif"], 2, ["'gif'", "pdf, svg, png"]),
+        (["ladder", "--out", "r", "--format", "gif"], 2, ["'gif'", "'pdf', 'svg', 'png'"]),
         (["ladder", "--out", "r", "--format", ","], 2, ["--format is empty"]),
         (["ladder", "--out", "studies/ladder/study.json"], 2, ["is a file"]),
         (["unfinished", "--out", "r"], 1, ["no answer yet", "it stopped", "the budget was spent"]),

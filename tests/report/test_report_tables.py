@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from steepen.report.load_studies import LoadedStudy
-from steepen.report.terminal import print_answer
 from steepen.results.render import formatted_rows, numeric_columns, to_csv, to_markdown
+from steepen.results.study import answer_blocks
+from steepen.results.text import print_blocks
 from steepen.studies.answer import Table
 from steepen.utils.formatting import format_column, format_value, pretty_exponents
 
@@ -103,14 +104,14 @@ def test_short_rows_are_padded() -> None:
 
 def shown(study: LoadedStudy, width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width)
-    print_answer(study.answer, console)
+    print_blocks(lambda columns: answer_blocks(study.answer, columns), console)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_terminal_prints_verdicts_before_tables(finished: Callable[[str], LoadedStudy]) -> None:
     study = finished("ladder")
     text = shown(replace(study, answer=replace(study.answer, warnings=("a rung is missing.",))))
-    parts = ("Simulated laws", "Operator-1  grows", "Verdicts against vanilla", "warning")
+    parts = ("Simulated laws", "Operator-1 grows", "Verdicts against vanilla", "warning")
     places = [text.index(part) for part in parts]
     assert places == sorted(places)
     assert " ".join(text.split()).count("untied-grow against vanilla: grows") == 1

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from steepen.cli.launch_options import launch_study
+import steepen
 from steepen.errors import UsageError
 from steepen.launch.cost_estimate import ASSUMED_CPU_FLOPS, Speed
+from steepen.launch.gpus_per_run import GpusPerRun
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunStore
-from steepen.studies.driver.drive import drive, simulate_study
-from steepen.studies.driver.dry_run import DryRunReport
+from steepen.studies.driver.drive import drive
+from steepen.studies.driver.dry_run import dry_run, simulate_study
 
 Spec = Callable[..., RunSpec]
 
@@ -49,9 +50,7 @@ def test_a_dry_run_returns_the_next_runs_and_writes_nothing(
 def test_totals_of_a_dry_run_are_sums_over_its_runs(instant: Any, store: RunStore, spec: Spec) -> None:
     speed = Speed.from_records([])
     assert f"{ASSUMED_CPU_FLOPS:.0e}" in speed.assumption
-    forecast = DryRunReport.from_simulation(
-        simulate_study(adaptive(spec), store), store, speed, 2, dollars_per_hour=3.6
-    )
+    forecast = dry_run(lambda: adaptive(spec), store, speed, 2, dollars_per_hour=3.6)
     assert forecast.flops == pytest.approx(2 * expected_flops(spec(1)))
     assert forecast.seconds == pytest.approx(forecast.machine_seconds / 2)
     assert forecast.dollars == pytest.approx(forecast.machine_seconds / 1000)
@@ -63,30 +62,41 @@ def seeds(spec: Spec) -> Generator[list[RunSpec], Any, Any]:
     return {"losses": [record.validation_loss for record in records]}
 
 
-def test_a_dry_run_prints_runs_with_flops_time_and_cost(
-    store: RunStore, spec: Spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    context = {"data": tmp_path, "runs": store.root, "studies": tmp_path / "studies"}
-    options: dict[str, Any] = {"name": "pair", "options": {}, "dry_run": True, **context}
-    assert launch_study(lambda: seeds(spec), dollars_per_hour=2.0, jobs=2, **options) is None
-    text = capsys.readouterr().out
+def test_a_dry_run_prints_runs_with_flops_time_and_cost(store: RunStore, spec: Spec) -> None:
+    speed = Speed.from_records([])
+    text = dry_run(lambda: seeds(spec), store, speed, 2, dollars_per_hour=2.0).summary()
     assert spec(1).hash in text and spec(2).hash in text and "2 runs" in text and "Cost: $" in text
-    assert f"{2 * expected_flops(spec(1)):.3g} FLOPs" in text and "assuming" in text
-    assert "GPUs" not in text
-    launch_study(lambda: seeds(spec), gpus_per_run="2", **options)
-    text = capsys.readouterr().out
-    assert text.splitlines()[0].split()[-2:] == ["GPUs", "time"]
-    assert text.splitlines()[1].split()[-3] == "2"  # 5 s
-    launch_study(lambda: seeds(spec), as_json=True, **options)
-    assert json.loads(capsys.readouterr().out)["flops"] == pytest.approx(2 * expected_flops(spec(1)))
-    assert not (tmp_path / "studies").exists() and not store.root.exists()
+    assert f"{2 * expected_flops(spec(1)):.3g} FLOPs" in text and "assuming" in text and "GPUs" not in text
+    text = dry_run(
+        lambda: seeds(spec), store, Speed.from_records([], gpus_per_run=GpusPerRun(2)), 1
+    ).summary()
+    assert text.splitlines()[1].split()[-2:] == ["GPUs", "time"]
+    assert text.splitlines()[3].split()[-3] == "2"  # 5 s
+    assert not store.root.exists()
+
+
+def test_the_price_is_of_a_gpu_hour_and_counts_every_stage(store: RunStore, spec: Spec) -> None:
+    def cost(gpus: int) -> Any:
+        speed = Speed.from_records([], gpus_per_run=GpusPerRun(gpus))
+        return dry_run(lambda: adaptive(spec), store, speed, 1, stand_ins=(instant_record,),
+                       dollars_per_hour=3.6)  # fmt: skip
+
+    one, two = cost(1), cost(2)
+    assert two.gpu_seconds == pytest.approx(2 * two.machine_seconds) and two.dollars > one.dollars
+    assert one.dollars == pytest.approx(one.gpu_seconds / 1000)
+    assert one.later_runs == 0 and len(one.runs) == 4  # certain, as one stand-in leads there
+
+
+def instant_record(spec: RunSpec) -> Any:
+    from steepen.studies.synthetic import fabricate_record
+
+    return fabricate_record(spec, float(spec.seed))
 
 
 def test_a_wrong_budget_or_launcher_is_rejected_before_anything_starts(
-    store: RunStore, spec: Spec, tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context: dict[str, Any] = {"name": "pair", "options": {}, "data": tmp_path, "runs": store.root}
-    context["studies"] = tmp_path / "s"
+    monkeypatch.chdir(tmp_path)
     mistakes: list[dict[str, Any]] = [
         {"budget": "lots"},
         {"launcher": "cloud"},
@@ -95,5 +105,5 @@ def test_a_wrong_budget_or_launcher_is_rejected_before_anything_starts(
     ]
     for wrong in mistakes:
         with pytest.raises(UsageError):
-            launch_study(lambda: seeds(spec), **context, **wrong)
-    assert not (tmp_path / "s").exists()
+            steepen.dry_run_study("ladder", **wrong)
+    assert not list(tmp_path.iterdir())

@@ -105,7 +105,7 @@ def test_ladder_has_verdicts_per_second(paper: StudyContext) -> None:
         detail = answer.values[by]["arms"]["operator-1"]["verdict_detail"]
         words = " ".join([detail["sentence"], *detail["what_would_change"]])
         assert detail["unit"] == unit and f" {unit}" in words and other not in words
-    assert [(judged.arm, judged.measure, judged.primary) for judged in answer.verdicts] == [
+    assert [(judged.arm, judged.row.measure, judged.primary) for judged in answer.verdicts] == [
         ("operator-1", "per FLOP", True),
         ("operator-1", "per second", False),
     ]
@@ -469,4 +469,6 @@ def test_depths_of_equal_time_leave_the_verdict_per_flop(
     )
     answer = Formula(one_law).answer(ladder(tiny, arms=["vanilla", "operator-1"]))
     assert any("no verdict per second: two depths of vanilla" in warning for warning in answer.warnings)
-    assert [judged.measure for judged in answer.verdicts] == ["per FLOP"] and "seconds" not in answer.values
+    assert [judged.row.measure for judged in answer.verdicts] == [
+        "per FLOP"
+    ] and "seconds" not in answer.values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import random
 import re
@@ -11,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import steepen
-from steepen.api.serve import StudyPages
 from steepen.cli import main
 from steepen.data.prepare import PrepareRequest, prepare
+from steepen.report.serve import StudyPages
 from steepen.studies.driver.journal import Journal, preparing_data
 from steepen.studies.preset import PRESETS_DIRECTORY
 from steepen.studies.registry import STUDIES
@@ -44,13 +45,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_help_lists_every_study(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_study_and_each_shows_its_own_options_only(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["study", "--help"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    words = {word.strip(",.") for line in lines for word in line}
     for name, entry in STUDIES.items():
-        assert any(line[:1] == [name] for line in lines), name
+        assert any(line[1:2] == [name] for line in lines), name
+        # The registry says what a study takes without importing it; its function must agree.
+        assert set(entry.takes.split()) == set(list(inspect.signature(entry.function).parameters)[1:])
+        assert main(["study", name, "--help"]) == 0
+        words = {word.strip(",.:") for word in capsys.readouterr().out.split()}
         assert set(entry.parts) <= words, name
+        assert {"--hold-out", "--part", "--rungs"} & words == {
+            flag for flag, option in (("--hold-out", "hold_out"), ("--part", "parts"), ("--rungs", "rungs"))
+            if option in entry.takes.split()
+        }  # fmt: skip
 
 
 @pytest.mark.parametrize("words", [["ladder", "--arms", "vanilla"], ["tpp", "--rungs", "2,3"]])
@@ -73,7 +83,7 @@ def test_wrong_options_are_rejected_before_data_is_prepared(
         (["ladder", "--seeds", "one"], "--seeds 'one' is not valid"),
         (["ladder", "--arms", "vanila"], "no arm 'vanila'"),
         (["ladder", "--arms", "vanilla,vanilla"], "twice"),
-        (["tpp", "--hold-out", "9"], "tpp does not take --hold-out"),
+        (["tpp", "--hold-out", "9"], "tpp does not take --hold-out; these do: extrapolate"),
         (["passes", "--part", "both"], "--part names 'both'"),
         (["ladder", "--recipe", "none.yaml"], "none.yaml could not be read"),
         (["ladder", "--preset", "paper"], "needs --data"),
@@ -111,16 +121,16 @@ def test_dry_run_without_data_shows_no_hashes_as_they_depend_on_it(
     monkeypatch.chdir(tmp_path)
     words = ["ladder", "--preset", str(folder / "minute.yaml"), "--rungs", "2-5"]
     text = dry(words, capsys)
-    assert text.splitlines()[1].startswith("–  ") and "Runs have no names (hashes) yet" in text
+    assert not re.search("[0-9a-f]{16}", text) and "Runs have no names (hashes) yet" in text
     assert not json.loads(dry([*words, "--json"], capsys))["data_known"]
     text = dry([*words, "--data", str(folder / "data"), "--epochs", "99"], capsys)
-    assert re.match(r"[0-9a-f]{16}  ", text.splitlines()[1]) and "no names" not in text
+    assert re.match(r" [0-9a-f]{16} ", text.splitlines()[3]) and "no names" not in text
 
 
 def test_a_study_can_be_watched_while_its_data_is_prepared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from steepen.api import study_data
+    from steepen.studies import context
 
     seen: list[str] = []
 
@@ -134,14 +144,15 @@ def test_a_study_can_be_watched_while_its_data_is_prepared(
         pages = StudyPages(Path("studies"), only="mine")
         seen.extend([pages.reply("/").body, StudyPages(Path("studies")).reply("/").body])
         assert pages.reply("/").reload and StudyPages(Path("studies")).reply("/other").status == 404
-        assert main(["status", "mine", "--json"]) == 2 and main(["status", "other"]) == 2
+        assert main(["status", "mine", "--json"]) == 0 and main(["status", "other"]) == 2
+        assert json.loads(capsys.readouterr().out) == {"name": "mine", "state": "preparing"}
         raise Enough
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(study_data, "_prepare", look)
+    monkeypatch.setattr(context, "_prepare", look)
     for start in (
         lambda: main(["study", "ladder", "--name", "mine", "--device", "cpu"]),
-        lambda: steepen.ladder(label="mine", device="cpu"),
+        lambda: steepen.ladder(name="mine", device="cpu"),
     ):
         seen.clear()
         with contextlib.suppress(Enough):
@@ -166,7 +177,7 @@ def test_watch_goes_on_from_the_preparation_to_the_study(
         if len(waits) == 2:
             Journal.open(Path("studies"), "mine", {}, Path("runs"))._write(status="finished")
 
-    monkeypatch.setattr("steepen.cli.status.time.sleep", wait)
+    monkeypatch.setattr("steepen.requests.status.time.sleep", wait)
     assert main(["status", "mine", "--watch"]) == 0 and len(waits) == 2
     text = capsys.readouterr().out
     assert "data is being prepared" in text and "mine: finished" in text

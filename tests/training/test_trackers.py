@@ -17,7 +17,6 @@ from steepen.data import Dataset
 from steepen.errors import UsageError
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
-from steepen.studies.driver.launch import LaunchSettings
 from steepen.training import trackers
 from steepen.training.trackers import MLFLOW_METRICS, MlflowTracker, check_trackers
 from steepen.training.train_options import TrainOptions
@@ -141,12 +140,6 @@ def test_the_real_library_takes_a_run(
     written = [path.name for path in tmp_path.rglob("*") if path.is_file()]
     part = {"wandb": ".wandb", "tensorboard": "tfevents", "mlflow": "mlflow.db", "trackio": ".db"}[name]
     assert run is not None and any(part in file for file in written)
-
-
-def test_every_run_of_a_study_gets_the_trackers(tmp_path: Path) -> None:
-    settings = LaunchSettings(tmp_path, tmp_path, device="cpu", trackers=("wandb", "mlflow"))
-    context: Any = settings.make_launcher().__dict__["context"]
-    assert context.arguments == ("--device", "cpu", "--track", "wandb", "--track", "mlflow")
 
 
 @pytest.mark.parametrize("name", trackers.TRACKERS)

@@ -63,16 +63,20 @@ def downstream(
     written: list[Path] = []
     if out is not None:
         from steepen.report.load_studies import LoadedStudy
-        from steepen.report.write import parse_formats, write_report
+        from steepen.report.write import FORMATS, write_report
+        from steepen.utils.values import parse_words as parse_formats
 
         study = LoadedStudy("downstream", answer, {}, tuple(found.records))
-        written = [file for step in write_report([study], out, parse_formats(formats)) for file in step]
+        kinds = set(parse_formats(formats))
+        steps = write_report([study], out, tuple(kind for kind in FORMATS if {kind} <= kinds))
+        written = [file for step in steps for file in step]
     if as_json:
         print(json.dumps(answer.to_dict(), indent=2, ensure_ascii=False, allow_nan=False))
         return
-    from steepen.report.terminal import print_answer
+    from steepen.results.study import answer_blocks
+    from steepen.results.text import print_blocks
 
-    print_answer(answer)
+    print_blocks(lambda width: answer_blocks(answer, width))
     if written:
         print(f"\n{written[0]}, and {len(written) - 1} files of figures and tables.")
 

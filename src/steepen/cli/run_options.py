@@ -12,6 +12,8 @@ from steepen.errors import UsageError
 if TYPE_CHECKING:
     from steepen.runs.store import RunStore
 
+Runs = Annotated[Path, typer.Option("--runs", help="Directory of all runs.")]
+Studies = Annotated[Path, typer.Option("--studies", help="Directory of studies.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

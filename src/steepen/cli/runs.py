@@ -14,8 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from steepen.cli import runs_clean, runs_show
-from steepen.cli.launch_options import Runs
-from steepen.cli.run_options import Json, open_store
+from steepen.cli.run_options import Json, Runs, open_store
 from steepen.errors import UsageError
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steepen.cli.launch_options import Studies
-from steepen.cli.run_options import open_store, runs_directory
+from steepen.cli.run_options import Studies, open_store, runs_directory
 from steepen.errors import UsageError
 
 if TYPE_CHECKING:

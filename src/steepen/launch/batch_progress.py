@@ -15,6 +15,7 @@ from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.status import last_metrics
 from steepen.runs.store import RunStore
+from steepen.runs.varied import varied_settings
 from steepen.utils.formatting import format_duration
 from steepen.utils.progress import Progress, ProgressDisplay, ProgressRow
 
@@ -41,6 +42,7 @@ class BatchProgress:
         self.launched: dict[str, RunSpec] = {}  # given to the launcher, not ended
         self.failed = 0
         self.slots: int | None = None
+        self.varied: dict[str, str] = {}  # what tells a run from others of its arm and size
         self.lock = threading.RLock()  # the display polls from another thread
         self.display = ProgressDisplay(quiet=True)
 
@@ -52,6 +54,7 @@ class BatchProgress:
             self.slots = slots
             self.batches += 1
             self.total = {spec.hash: spec for spec in specs}
+            self.varied = varied_settings(self.total.values())
             self.unfinished = {spec.hash: spec for spec in waiting}
             self.launched, self.failed = {}, 0
         if waiting:
@@ -82,10 +85,17 @@ class BatchProgress:
         if record is not None:
             took = format_duration(record.seconds_total)
             self.display.print(
-                f"{done} {run_title(outcome.spec)}: loss {record.validation_loss:.4f} in {took}{again}"
+                f"{done} {self._title(outcome.spec)}: loss {record.validation_loss:.4f} in {took}{again}"
             )
         elif failure is not None:
-            self.display.print(f"{done} {run_title(outcome.spec)}: {failure.kind}: {failure.message}{again}")
+            self.display.print(
+                f"{done} {self._title(outcome.spec)}: {failure.kind}: {failure.message}{again}"
+            )
+
+    def _title(self, spec: RunSpec) -> str:
+        """A run's arm, depth and seed, and what is varied."""
+        varied = self.varied.get(spec.hash)
+        return f"{spec.arm.name} d{spec.shape.depth} seed {spec.seed}" + (f", {varied}" if varied else "")
 
     def speed(self) -> Speed:
         """Speed of the runs that ended here, or, before the first has, the initial estimate."""
@@ -160,14 +170,9 @@ class BatchProgress:
             step = int(last.get("step", 0))
             loss = f"loss {last['loss']:.4f}" if last else "starting"
             rows.append(
-                ProgressRow(run_title(spec), step, spec.steps, f"step {step:,}/{spec.steps:,} {loss}")
+                ProgressRow(self._title(spec), step, spec.steps, f"step {step:,}/{spec.steps:,} {loss}")
             )
         summary, left = self.summary(), self._unfinished_specs()
         done = len(self.total) - len(left)
         rows.append(ProgressRow(f"batch {self.batches}", done, len(self.total), summary))
         return Progress(rows, summary if left else "")
-
-
-def run_title(spec: RunSpec) -> str:
-    """A run's arm, depth and seed."""
-    return f"{spec.arm.name} d{spec.shape.depth} seed {spec.seed}"

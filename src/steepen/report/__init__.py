@@ -6,7 +6,6 @@ The package itself is callable: `steepen.report("ladder-tiny", "page")` writes t
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,11 +17,11 @@ class _Callable(ModuleType):
     its modules is imported, because Python sets a subpackage as an attribute of its parent.
     """
 
-    def __call__(self, study: Any, out: str | Path, **options: Any) -> Path:
-        """Write the report of a study (or of several) to a directory; see `report.write.make_report`."""
-        from steepen.report.write import make_report
+    def __call__(self, *args: Any, **settings: Any) -> Any:
+        """Write the report of a study (or of several) to a directory; see `requests.report`."""
+        from steepen.requests.report import report
 
-        return make_report(getattr(study, "folder", study), out, **options)
+        return report(*args, **settings)
 
 
 sys.modules[__name__].__class__ = _Callable

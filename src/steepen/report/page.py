@@ -1,4 +1,12 @@
-"""The report as one HTML page that loads nothing from the network."""
+"""The report as one HTML page that loads nothing from the network.
+
+The flow: `load_studies.py` reads answers and records; `contents.py` decides which figures and tables a study
+has, with their ids; `_Page` turns them into the values of the template `assets/page.html.j2` (sentences with
+arms in their colours, SVG from `page_figure.py`, cells with sort keys), which only places them. Colours are
+collected on the way as classes and written last, because the sections decide which are in use. `write.py`
+writes the page and the same figures and tables as files; `serve.py` renders it for studies that run
+(`live.py`). The page depends on nothing but the studies' files: the same files give the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -111,16 +119,11 @@ class _Page:
         return Markup('<span class="arm {}">{}</span>').format(shade, title)
 
     def verdict(self, judged: StudyVerdict) -> dict[str, Any]:
-        """A verdict's arm, word and sentence, with what it is about."""
+        """A verdict's arm, words and sentence, with what it is about."""
         return {
             "arm": self.arm(judged.arm, judged.variant),
             "part": judged.part,
-            "measure": judged.measure,
-            "growth": judged.verdict.growth,
-            "by_what": judged.verdict.by_what,
-            "by_what_short": (judged.verdict.by_what or "").partition(":")[0],
-            "fragile": bool(judged.verdict.fragile),
-            "by_what_fragile": bool(judged.verdict.by_what_fragile),
+            "row": judged.row,
             "sentence": self.prose(judged.verdict.sentence),
         }
 

@@ -15,6 +15,7 @@ from steepen.report.curves import ladder_title
 from steepen.results.table import Column, Table, columns_of, table_of
 from steepen.runs.record import RunRecord
 from steepen.studies.answer import Answer, StudyFit, StudyVerdict
+from steepen.studies.verdict_row import legend
 from steepen.utils.json_io import json_safe
 
 
@@ -42,11 +43,11 @@ def summary_rows(answer: Answer, records: Sequence[RunRecord], titles: dict[str,
         title = ladder_title(name, "", titles) + (f", {part}" if part else "")
         rows.append(_with_cost(SummaryRow(title, "reference"), name, laws.get((name, "", part)), records))
     for one in answer.primary_verdicts:
-        verdict, top = one.verdict, top_multiplier(one.verdict)
-        numbers = map(json_safe, (top.value, top.low, top.high, top.flops, verdict.p_slope))
+        row, top = one.row, top_multiplier(one.verdict)
+        numbers = map(json_safe, (top.value, top.low, top.high, top.flops, row.p_growth))
         title = ladder_title(one.arm, one.variant, titles) + (f", {one.part}" if one.part else "")
-        row = SummaryRow(title, answer_words(verdict), *numbers, judged=one)
-        rows.append(_with_cost(row, one.arm, laws.get((one.arm, one.variant, one.part)), records))
+        made = SummaryRow(title, row.answer, *numbers, judged=one)
+        rows.append(_with_cost(made, one.arm, laws.get((one.arm, one.variant, one.part)), records))
     return rows
 
 
@@ -65,15 +66,8 @@ def summary_table(rows: Sequence[SummaryRow], unit: str) -> Table:
         "irreducible loss."
     )
     caption += " FLOPs and hours are the sums over the arm's runs in this study." * costs
+    caption = " ".join([caption, *legend(row.judged.row for row in rows if row.judged is not None)])
     return replace(table_of(rows, columns, "Answers", caption), arm_column=0)
-
-
-def answer_words(verdict: Verdict) -> str:
-    """A verdict's two answers: "grows (fragile: not a claim), by exponent"."""
-    words = verdict.growth + (" (fragile: not a claim)" if verdict.fragile else "")
-    if verdict.by_what:
-        words += f", by {verdict.by_what}" + (" (fragile: not a claim)" if verdict.by_what_fragile else "")
-    return words
 
 
 def top_multiplier(verdict: Verdict) -> Multiplier:

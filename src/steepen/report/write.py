@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from steepen.errors import UsageError
 from steepen.report.contents import StudyContent, figure_csv
 from steepen.report.figure import figure_files
 from steepen.report.figure_style import FORMATS, Format
-from steepen.report.load_studies import LoadedStudy, arm_titles, load_study
+from steepen.report.load_studies import LoadedStudy, arm_titles, load_study, with_registered_forecasts
 from steepen.report.page import render_page
 from steepen.results.render import to_csv, to_latex, to_markdown
 from steepen.studies.answer import Panel, Table
@@ -37,8 +36,6 @@ def write_report(
     studies: Sequence[LoadedStudy], out: Path, formats: tuple[Format, ...] = FORMATS
 ) -> Iterator[tuple[Path, ...]]:
     """Write everything, yielding the files of each step: the page, then a figure or a table at a time."""
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"--out {out} is a file; give a folder, which is made if it does not exist.")
     out.mkdir(parents=True, exist_ok=True)
     titles = arm_titles(studies)
     planned = _plan(studies)
@@ -85,44 +82,30 @@ def _links(one: _File, formats: tuple[Format, ...]) -> list[tuple[str, str]]:
 
 
 def make_report(
-    study: str | Path | Sequence[str | Path],
-    out: str | Path,
+    names: Sequence[str | Path],
+    out: Path,
+    formats: Sequence[Format] = FORMATS,
     *,
-    formats: str = "pdf,svg,png",
-    studies: str | Path = "studies",
-    runs: str | Path | None = None,
+    studies: Path = Path("studies"),
+    runs: Path | None = None,
+    forecasts: Path | None = None,
     show: ShowSteps | None = None,
-) -> Path:
-    """Write the report of one or more studies to the directory `out`; returns the path of the page.
+) -> list[Path]:
+    """Write the report of some studies to a directory; returns its files, the page first.
 
     A study is its directory, or its name in `studies`; `runs` is where its runs are, if they have moved.
     `show` passes the steps on while it shows how many of them are done.
     """
-    names = [study] if isinstance(study, str | Path) else list(study)
-    place = None if runs is None else Path(runs)
-    loaded = [load_study(str(name), Path(studies), place) for name in dict.fromkeys(names)]
-    steps = write_report(loaded, Path(out), parse_formats(formats))
-    for _ in steps if show is None else show(steps, step_count(loaded)):
-        pass
-    return Path(out) / PAGE_NAME
+    loaded = [load_study(str(name), studies, runs) for name in dict.fromkeys(names)]
+    if forecasts is not None:
+        loaded = [with_registered_forecasts(one, forecasts) for one in loaded]
+    steps = write_report(loaded, out, tuple(kind for kind in FORMATS if kind in formats))
+    return [file for files in (steps if show is None else show(steps, step_count(loaded))) for file in files]
 
 
 def step_count(studies: Sequence[LoadedStudy]) -> int:
     """How many steps `write_report` takes."""
     return 1 + len(_plan(studies))
-
-
-def parse_formats(text: str) -> tuple[Format, ...]:
-    """The formats of "pdf,svg"."""
-    requested = [word.strip().lower() for word in text.split(",") if word.strip()]
-    for word in requested:
-        if word not in FORMATS:
-            raise UsageError(
-                f"--format {word!r} is not known: choose among {', '.join(FORMATS)}, separated by commas."
-            )
-    if not requested:
-        raise UsageError(f"--format is empty: choose among {', '.join(FORMATS)}, separated by commas.")
-    return tuple(kind for kind in FORMATS if kind in requested)
 
 
 def _name(study: str, title: str, taken: set[str]) -> str:

@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from steepen.errors import SteepenError, is_out_of_memory, shorten
 from steepen.requests.command import command_function, shorten_types
-from steepen.requests.registry import VERBS, Verb
+from steepen.requests.registry import VERBS, Verb, find_verb
 from steepen.requests.request import Request, replace_fields
 from steepen.utils.files import disk_full
 from steepen.utils.imports import code_from
@@ -34,8 +34,11 @@ class Verbs(TyperGroup):
         """The command that the first words name (`fit`, `data prepare`), and the words after them."""
         name, _, _ = super().resolve_command(ctx, args)  # suggests the nearest for an unknown word
         name = str(name)
-        if len(args) > 1 and f"{name} {args[1]}" in VERBS:
-            return f"{name} {args[1]}", build_command(VERBS[f"{name} {args[1]}"]), args[2:]
+        if len(args) > 1 and (verb := find_verb(f"{name} {args[1]}")) is not None:
+            command = build_command(verb)
+            if issubclass(kind := verb.load(), Request):
+                kind.check_words(args[2:])
+            return verb.name, command, args[2:]
         return name, build_command(VERBS[name]), args[1:]
 
 
@@ -44,10 +47,11 @@ def build_command(verb: Verb) -> Any:
     members = [one for one in VERBS.values() if one.name.startswith(f"{verb.name} ")]
     if not verb.target:
         listed: dict[str, Any] = {one.name.partition(" ")[2]: _listed(one) for one in members}
-        return TyperGroup(
-            name=verb.name, help=verb.summary, no_args_is_help=True, rich_markup_mode="rich",
-            context_settings=CONTEXT, commands=listed,
+        group = TyperGroup(
+            name=verb.name, help="\n\n".join(filter(None, (verb.summary, verb.about))), no_args_is_help=True,
+            rich_markup_mode="rich", context_settings=CONTEXT, commands=listed,
         )  # fmt: skip
+        return shorten_types(group)
     found = verb.load()
     if isinstance(found, typer.Typer):  # commands that are not requests yet
         return _name_options(shorten_types(typer.main.get_command(found)))

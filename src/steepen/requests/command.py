@@ -54,7 +54,8 @@ def command_function(kind: type[Request[Any]]) -> Callable[..., None]:
                 result.with_problems(tuple(replace(one, done=with_flags(kind, one.done)) for one in found))
             _show(result, bool(as_json), figure, drawn, tables, page)
 
-    parameters = [_parameter(kind, field) for field in fields]
+    ordered = sorted(fields, key=lambda field: field.option.panel != kind.first_panel)
+    parameters = [_parameter(kind, field) for field in (ordered if kind.first_panel else fields)]
     parameters += [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
         for name, annotation in _output_options(kind).items()

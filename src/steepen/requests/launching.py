@@ -101,7 +101,7 @@ class Launching(UsesLauncher):
         float | None, Range(1e-6, 1), Option("Estimate time for this fraction of the GPU's peak (0.4).", COST)
     ] = None
     dollars_per_hour: Annotated[
-        float | None, Range(0, 1e6), Option("Price per hour of the resources of one run.", COST)
+        float | None, Range(0, 1e6), Option("Price of one GPU for an hour.", COST)
     ] = None
 
     @property
@@ -118,9 +118,10 @@ class Launching(UsesLauncher):
 
     def check_launching(self) -> None:
         """Reject what would fail when the first run starts, but for the device (`check_device`)."""
-        from steepen.training.trackers import check_trackers
+        if self.track:
+            from steepen.training.trackers import check_trackers
 
-        check_trackers(self.track, installed=True)
+            check_trackers(self.track, installed=True)
         self.limit()
         self.gpus()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from steepen.errors import UsageError, nearest
 from steepen.requests.request import Request
+from steepen.studies.registry import STUDIES
 
 # Groups of `steepen --help`, in the order in which a project uses them.
 PLAN = "Plan"
@@ -26,14 +27,17 @@ class Verb:
     """
 
     name: str
-    target: str  # module:Class
+    target: str  # module:Class, or with a member the function that makes its class
     summary: str  # one line of `steepen --help`
     panel: str = "Commands"
+    about: str = ""  # of a group: more of its help
+    member: str = ""  # of a group whose requests one function makes: the study
 
     def load(self) -> Any:
         """The class of the request."""
         module, _, attribute = self.target.partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        found = getattr(importlib.import_module(module), attribute)
+        return found(self.member) if self.member else found
 
 
 _HERE = "steepen.requests"
@@ -47,18 +51,22 @@ VERBS: dict[str, Verb] = {
              PLAN),
         Verb("power", f"{_HERE}.power:Power", "Statistical power of a planned ladder.", PLAN),
         Verb("train", f"{_CLI}.train:train", "Train or resume one run.", RUN),
-        Verb("study", f"{_CLI}.study:study", "Run or resume a study: all its runs and its answer.", RUN),
+        Verb("study", "", "Run or resume a study: all its runs and its answer.", RUN,
+             "A custom study is named module:function. [bold]steepen study NAME --help[/bold] has the "
+             "options of a study."),
+        *(Verb(f"study {one.name}", f"{_HERE}.study:request_of", one.question, member=one.name)
+          for one in STUDIES.values()),
         Verb("data", f"{_CLI}.data:app", "Prepare, show and verify tokenized text.", RUN),
-        Verb("status", f"{_CLI}.status:status", "Show the progress of a study.", INSPECT),
-        Verb("serve", f"{_CLI}.serve:serve", "Show studies in a browser while they run.", INSPECT),
-        Verb("pack", f"{_CLI}.pack:pack", "Pack a study into one file, to share or move it.", INSPECT),
-        Verb("unpack", f"{_CLI}.pack:unpack", "Unpack a study.", INSPECT),
+        Verb("status", f"{_HERE}.status:Status", "Show the progress of a study.", INSPECT),
+        Verb("serve", f"{_HERE}.status:Serve", "Show studies in a browser while they run.", INSPECT),
+        Verb("pack", f"{_HERE}.report:Pack", "Pack a study into one file, to share or move it.", INSPECT),
+        Verb("unpack", f"{_HERE}.report:Unpack", "Unpack a study.", INSPECT),
         Verb("runs", f"{_CLI}.runs:app", "List, show, compare and clean runs.", INSPECT),
         Verb("fit", f"{_HERE}.fit:Fit", "Fit scaling laws to a table and judge the arms.", ANALYSE),
         Verb("forecast", f"{_CLI}.forecast:forecast", "Forecast CORE at a larger compute budget.", ANALYSE),
         Verb("downstream", f"{_CLI}.downstream:downstream",
              "Scores along ladders, at equal loss, and beyond.", ANALYSE),
-        Verb("report", f"{_CLI}.report:report", "Write a study's page, figures and tables.", ANALYSE),
+        Verb("report", f"{_HERE}.report:Report", "Write a study's page, figures and tables.", ANALYSE),
         Verb("eval", f"{_CLI}.evaluate:app", "Score a checkpoint: loss, CORE, KL depth, passes.", ANALYSE),
         Verb("generate", f"{_CLI}.generate:generate", "Continue a prompt with a trained network.", MODELS),
         Verb("export", f"{_CLI}.export:export", "Export a run to transformers or safetensors.", MODELS),
@@ -67,9 +75,17 @@ VERBS: dict[str, Verb] = {
 }  # fmt: skip
 
 
+def find_verb(name: str) -> Verb | None:
+    """The verb of some words; a study that is not listed is a custom one (`study module:function`)."""
+    group, _, member = name.partition(" ")
+    if name in VERBS or group != "study" or not member or member.startswith("-"):
+        return VERBS.get(name)
+    return Verb(name, f"{_HERE}.study:request_of", "", member=member)
+
+
 def load(name: str) -> type[Request[Any]]:
     """The request of a verb; raises UsageError for a name that is none."""
-    verb = VERBS.get(name)
+    verb = find_verb(name)
     if verb is None or not verb.target:
         known = [one.name for one in VERBS.values() if one.target]
         raise UsageError(f"there is no verb {name!r}; the nearest are {nearest(name, known)}.")

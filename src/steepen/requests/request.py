@@ -29,7 +29,7 @@ import textwrap
 import types
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Generic, ParamSpec, TypeVar, cast
 
@@ -77,6 +77,7 @@ class Request(ABC, Generic[R_co]):
     examples: ClassVar[tuple[str, ...]] = ()  # commands that `--help` shows
     figure: ClassVar[bool] = False  # whether the command takes --figure: the result has panels
     tables: ClassVar[bool] = False  # whether the command takes --write-table
+    first_panel: ClassVar[str] = ""  # of `--help`, where it is not that of the first field
 
     def __post_init__(self) -> None:
         for field in fields_of(type(self)):
@@ -97,11 +98,20 @@ class Request(ABC, Generic[R_co]):
         """
         return self.run()
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values that `requests.decode` reads; raises UsageError for a table or arm in memory."""
+    @classmethod
+    def verb_name(cls) -> str:
+        """The words of its verb, on the command line and in JSON."""
         from steepen.requests.registry import verb_of
 
-        value = {"request": verb_of(type(self)).name}
+        return verb_of(cls).name
+
+    @classmethod
+    def check_words(cls, words: Sequence[str]) -> None:
+        """Raise UsageError for words of the command line that need a better answer than "no such option"."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values that `requests.decode` reads; raises UsageError for a table or arm in memory."""
+        value: dict[str, Any] = {"request": self.verb_name()}
         for field in fields_of(type(self)):
             value[field.name] = to_builtins(getattr(self, field.name))
             if not _is_json(value[field.name]):

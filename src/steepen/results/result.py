@@ -132,15 +132,9 @@ class Result(ABC):
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the first panel into a matplotlib Axes (a new one where none is given) and return it."""
-        from steepen.report.figure import plot_panel
         from steepen.report.figure_options import FigureOptions
 
-        if ax is None:
-            from matplotlib import pyplot
-
-            ax = pyplot.subplots(figsize=(5.0, 3.6), layout="constrained")[1]  # a notebook shows it
-        plot_panel(ax, FigureOptions().apply(self.panels())[0], {})
-        return ax
+        return draw(FigureOptions().apply(self.panels())[0], ax, {})
 
     def save_figure(self, path: str | Path, **options: Any) -> Path:
         """Write the figure of all panels as PDF, SVG or PNG; arms are named as they are in the table.
@@ -240,6 +234,22 @@ class Result(ABC):
         rows = self.to_rows()
         names = tuple(rows[0]) if rows else ()
         return Table(self.headline(), names, tuple(tuple(row.values()) for row in rows))
+
+
+def draw(panel: Panel, ax: Any = None, titles: Mapping[str, str] | None = None) -> Any:
+    """Draw a panel into a matplotlib Axes (a new one where none is given) and return it.
+
+    `titles` name the arms; by default those of the table of arms do.
+    """
+    from steepen.report.colours import ARM_TITLES
+    from steepen.report.figure import plot_panel
+
+    if ax is None:
+        from matplotlib import pyplot
+
+        ax = pyplot.subplots(figsize=(5.0, 3.6), layout="constrained")[1]  # a notebook shows it
+    plot_panel(ax, panel, ARM_TITLES if titles is None else titles)
+    return ax
 
 
 def to_pandas(rows: Sequence[Mapping[str, Any]], index: str | None = None) -> Any:

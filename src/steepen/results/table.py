@@ -26,6 +26,7 @@ class Column:
     shown: bool = True  # False: only where every column is wanted, as in CSV and frames
     stored: bool = True  # False: only where people read it
     align: Literal["", "left", "right"] = ""  # "": numbers to the right
+    whole: bool = False  # text that is never broken over lines, such as a hash
     styles: Mapping[str, str] = field(default_factory=dict)  # colours of words in a terminal
 
     def of(self, row: Any) -> Any:

@@ -33,7 +33,7 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Lines:
-    """Text whose lines are printed as they are."""
+    """Text whose lines are printed as they are; a terminal wraps them between words."""
 
     text: str
 
@@ -53,7 +53,7 @@ def print_blocks(blocks: Blocks, console: Console | None = None) -> None:
         elif isinstance(block, Table):
             console.print(grid(block))
         elif isinstance(block, Lines):
-            console.print(Text(block.text), soft_wrap=True)
+            console.print(Text(block.text), soft_wrap=not console.is_terminal)
         else:
             text = Text.assemble((block.lead, block.style), block.text)
             console.print(Padding(text, (0, 0, 0, block.indent)) if block.indent else text)
@@ -76,8 +76,10 @@ def grid(table: Table, rule: bool = True) -> Grid:
         caption=Text(table.caption) if table.caption else None, caption_justify="left", caption_style="",
         box=SIMPLE_HEAD if rule else None, padding=(0, 1, 0, 0), pad_edge=False,
     )  # fmt: skip
-    for name, right in zip(table.columns, right_columns(table), strict=True):
-        found.add_column(Text(name), justify="right" if right else "left", no_wrap=right, overflow="fold")
+    whole = [column.whole for column in table.shown] or [False] * len(table.columns)
+    for name, right, own in zip(table.columns, right_columns(table), whole, strict=True):
+        side = "right" if right else "left"
+        found.add_column(Text(name), justify=side, no_wrap=right or own, overflow="fold")
     styles = [column.styles for column in table.shown] or [{}] * len(table.columns)
     for row in formatted_rows(table):
         found.add_row(*(Text(cell, own.get(cell, "")) for cell, own in zip(row, styles, strict=True)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from steepen.laws.fits.compute_law import ArmLaw
@@ -16,6 +17,7 @@ from steepen.results.panel import Axis, Panel, Role, Scale, Series
 from steepen.results.table import Table
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
+from steepen.studies.verdict_row import VerdictRow, verdict_row
 from steepen.utils.codec import from_builtins, to_builtins
 from steepen.utils.json_io import json_safe
 
@@ -51,9 +53,9 @@ class StudyVerdict:
     primary: bool = True  # False: beside the main verdict, as per second beside per FLOP
 
     @property
-    def measure(self) -> str:
-        """What the ladders are compared by: "per FLOP" or "per second"."""
-        return "per second" if self.verdict.unit == "seconds" else "per FLOP"
+    def row(self) -> VerdictRow:
+        """What tables and pages show of it."""
+        return verdict_row(self.verdict, self.arm)
 
 
 Fit: TypeAlias = ArmLaw | IsoflopFit | Drift | AffineLaw | PowerLawFit
@@ -96,6 +98,11 @@ class Answer:
     def primary_verdicts(self) -> list[StudyVerdict]:
         """The verdicts that answer the study's question, without those beside them (per second)."""
         return [judged for judged in self.verdicts if judged.primary]
+
+    def recipe_files(self, folder: Path) -> dict[Path, RecipeFile]:
+        """The fitted recipes by file: recipe.yaml, or recipe-ARM.yaml where there are several."""
+        one = len(self.recipes) == 1
+        return {folder / ("recipe.yaml" if one else f"recipe-{file.arm}.yaml"): file for file in self.recipes}
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values. NaN and infinities in verdicts and fits are "NaN", "Infinity" and "-Infinity"."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from steepen.recipe.recipe import PlannedRun
 from steepen.results.table import Table
@@ -21,6 +21,8 @@ from steepen.studies.answer import Work
 from steepen.studies.context import StudyContext
 from steepen.utils.json_io import json_safe
 from steepen.utils.rows import Rows
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -110,3 +112,38 @@ def table_of(
     """A table of rows that say their values by heading."""
     cells = tuple(tuple(map(json_safe, row.values())) for row in rows)
     return Table(title, tuple(rows[0]) if rows else (), cells, caption, arm_column=arm_column)
+
+
+def lead(study: Work[T], answer: Callable[[Sequence[RunSpec]], Sequence[RunRecord | None]]) -> T:
+    """Send a study the records that `answer` gives for each batch, until it returns."""
+    try:
+        specs = next(study)
+        while True:
+            specs = study.send(answer(specs))
+    except StopIteration as end:
+        return end.value
+
+
+def run_concurrently(parts: Sequence[Work[Any]]) -> Work[Any]:
+    """Run the parts in lockstep and return their results in order.
+
+    The batches that they yield at each step become one, so that a dry run lists them together and all slots
+    are used.
+    """
+    results: list[Any] = [None] * len(parts)
+    requested: dict[int, Sequence[RunSpec]] = {}
+    answers: dict[int, Sequence[RunRecord | None] | None] = dict.fromkeys(range(len(parts)))
+    while True:
+        for i, answer in answers.items():
+            try:
+                requested[i] = next(parts[i]) if answer is None else parts[i].send(answer)
+            except StopIteration as end:
+                results[i] = end.value
+                requested.pop(i, None)
+        if not requested:
+            return results
+        records = yield [spec for specs in requested.values() for spec in specs]
+        answers, start = {}, 0
+        for i, specs in requested.items():
+            answers[i] = records[start : start + len(specs)]
+            start += len(specs)

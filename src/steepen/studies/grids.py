@@ -6,12 +6,14 @@ A grid's fields are checked by their types when it is constructed; `__post_init_
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar
 
+from steepen.errors import UsageError, nearest, show
 from steepen.model.arms import find_arm
 from steepen.optim.config import OptimizerConfig
 from steepen.recipe.hyperparameters import Hyperparameters, full_name
-from steepen.utils.codec import Distinct, OneOf, Range, check_fields
+from steepen.studies.registry import STUDIES
+from steepen.utils.codec import Distinct, OneOf, Range, check_fields, from_builtins
 from steepen.utils.validate import require
 from steepen.utils.values import Depth, Fraction
 
@@ -31,6 +33,9 @@ Tpps: TypeAlias = Annotated[tuple[Tpp, ...], Distinct(1)]
 Points: TypeAlias = Annotated[int, Range(1, 1_000)]
 Hyperparameter: TypeAlias = Annotated[str, OneOf(SWEPT, full_name)]
 Sweeps: TypeAlias = Annotated[tuple[Annotated[str, OneOf(SWEEPS, full_name)], ...], Distinct(1)]
+
+
+G = TypeVar("G")
 
 
 class Grid:
@@ -209,3 +214,16 @@ class Grids:
     ablations: AblationGrid = field(default_factory=AblationGrid)
     extrapolate: ExtrapolateGrid = field(default_factory=ExtrapolateGrid)
     data_constrained: DataConstrainedGrid = field(default_factory=DataConstrainedGrid)
+    others: dict[str, Any] = field(
+        default_factory=dict[str, Any], metadata={"rest": True}
+    )  # of later studies
+
+    def __post_init__(self) -> None:
+        own = [one.name for one in fields(self) if one.name != "others"]
+        for name in self.others:
+            if name.replace("_", "-") not in STUDIES:
+                raise UsageError(f"grids has no field {show(name)}; the nearest are {nearest(name, own)}.")
+
+    def of(self, kind: type[G], name: str) -> G:
+        """The grid of a study that keeps its class in its own file; the class's defaults without an entry."""
+        return from_builtins(kind, self.others.get(name, {}), f"grids.{name}")

@@ -11,7 +11,7 @@ from steepen.recipe.flops import compute_active_parameters, flops_per_token, sto
 from steepen.runs.record import Parameters, RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.answer import Answer, Study
-from steepen.studies.driver.run_concurrently import lead
+from steepen.studies.cells import lead
 
 LossFunction = Callable[[RunSpec], float]
 FLOPS_PER_SECOND = 1e10  # of the simulated runs

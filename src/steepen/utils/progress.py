@@ -9,16 +9,18 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from steepen.utils.formatting import format_clock, printable
 
 MIN_BAR, MAX_BAR = 6, 24  # columns of a bar
 LINE_SECONDS = 10.0  # between lines where standard error is not a terminal
+STEP_SECONDS = 5.0  # and between those of `show_steps`
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -182,3 +184,25 @@ class _Stages:
         row = ProgressRow(stage, done, total or None, ", ".join(figures))
         line = f"{stage} …" if new else f"{stage}: {row.text}"
         self.display.update(Progress((row,), line), final=new)
+
+
+def show_steps(steps: Iterator[T], total: int) -> Iterator[T]:
+    """Yield the steps, showing a progress bar in a terminal and a line every few seconds elsewhere."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    from steepen.utils.console import SafeConsole
+
+    console = SafeConsole(stderr=True)
+    columns = (TextColumn("drawing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    start = last_line = time.monotonic()
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=total)
+        for done, files in enumerate(steps, 1):
+            yield files
+            progress.advance(task)
+            now = time.monotonic()
+            if not console.is_terminal and now - last_line > STEP_SECONDS and done < total:
+                left = (now - start) / done * (total - done)
+                print(f"drawing: {done} of {total}, about {left:.0f} s left", file=sys.stderr, flush=True)
+                last_line = now

@@ -9,12 +9,13 @@ import numpy as np
 from steepen.laws.fits.envelope import Envelope, fit_envelope
 from steepen.model.arm import AllocationRule, Arm
 from steepen.studies.answer import Axis, Draft, Panel, Study
-from steepen.studies.cells import Cells, measure, table
+from steepen.studies.cells import Cells, Plan, measure, table
 from steepen.studies.context import Arms, StudyContext, find_one_arm
 from steepen.studies.plotting import CURVE_POINTS, family, line, measured_curves, sweep_curves
 from steepen.studies.sweeps import Optima, find_optima, vertices_by
 
 SECTION = "Appendix A.2.1, Allocating Blocks across the Prelude, Core, and Coda"
+COLUMNS = {"depth": "depth", "best fraction": "x", "inside": "interior", "regret there": "loss"}
 
 
 def allocation(context: StudyContext, *, arms: Arms = ()) -> Study:
@@ -29,19 +30,13 @@ def allocation(context: StudyContext, *, arms: Arms = ()) -> Study:
     arm = find_one_arm(arms or ("loop-2",), "allocation")
     recipe, rule = context.constant_recipe(arm), context.size_rule
     # An allocation exists at one depth only, so the (constant) rate is anchored there.
-    measured = yield from measure(
-        context,
-        [
-            (
-                replace(recipe, base_depth=depth).at_budget(
-                    _allocated(arm, depth, core), depth, rule, tokens=tokens
-                ),
-                {"depth": depth, "fraction": core / depth},
-            )
-            for depth in depths
-            for core in range(1, depth)
-        ],
-    )
+    plans: list[Plan] = []
+    for depth in depths:
+        own = replace(recipe, base_depth=depth)
+        for core in range(1, depth):
+            run = own.at_budget(_allocated(arm, depth, core), depth, rule, tokens=tokens)
+            plans.append((run, {"depth": depth, "fraction": core / depth}))
+    measured = yield from measure(context, plans)
     cells = measured.having("loss")
     columns = (cells.array(name) for name in ("depth", "flops", "fraction", "loss"))
     edge = fit_envelope(*columns)
@@ -59,13 +54,7 @@ def allocation(context: StudyContext, *, arms: Arms = ()) -> Study:
             "drift_p": edge.p_drift,
         },
         panels=_panels(cells, edge, best),
-        tables=[
-            table(
-                "Best core fractions",
-                best,
-                {"depth": "depth", "best fraction": "x", "inside": "interior", "regret there": "loss"},
-            )
-        ],
+        tables=[table("Best core fractions", best, COLUMNS)],
         warnings=[
             f"d{depth} has too few allocations for a parabola" for depth in depths if depth not in found
         ],

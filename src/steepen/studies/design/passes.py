@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from itertools import product
 from typing import Any
 
+from steepen.laws.fits.drift import Drift
 from steepen.laws.fits.isoflop import PowerLawFit, fit_power_law
-from steepen.model.arms import find_arm
+from steepen.model.arms import family_arm, find_arm
 from steepen.recipe.flops import compute_active_parameters
+from steepen.recipe.hyperparameters import paper_code
 from steepen.studies.answer import Axis, Draft, Panel, Series, Study, StudyFit, Work
-from steepen.studies.cells import Plan, measure, plan_grid, table
+from steepen.studies.cells import Cells, Plan, measure, plan_grid, run_concurrently, table, table_of
 from steepen.studies.context import StudyContext
 from steepen.studies.design.pass_families import (
     loss_panel,
@@ -22,11 +24,9 @@ from steepen.studies.design.pass_families import (
     slice_table,
     slice_values,
 )
-from steepen.studies.design.passes_transfer import transfer_across_passes
-from steepen.studies.driver.run_concurrently import run_concurrently
 from steepen.studies.plotting import line, points, sweep_curves
 from steepen.studies.registry import choose_parts
-from steepen.studies.sweeps import Optima, Optimum, find_optima
+from steepen.studies.sweeps import Optima, Optimum, find_optima, fit_drift_over, law_values
 
 SECTION = "Appendix A.2.2, Choosing the Number of Core Passes"
 FAMILIES = {"tied": "loop", "untied": "untied"}
@@ -48,8 +48,7 @@ def passes(context: StudyContext, *, parts: Sequence[str] = ()) -> Study:
     `hyperparameters` (only where asked for): with the tokens fixed, does K move the best values?
     """
     names = choose_parts("passes", parts, default=("tokens", "anchor"))
-    transfer = partial(transfer_across_passes, families=FAMILIES)
-    works = {"tokens": _fixed_tokens, "anchor": _fixed_anchor, "hyperparameters": transfer}
+    works = {"tokens": _fixed_tokens, "anchor": _fixed_anchor, "hyperparameters": _hyperparameters}
     done: list[Draft] = yield from run_concurrently([works[name](context) for name in names])
     draft = Draft()
     for name, part in zip(names, done, strict=True):
@@ -198,3 +197,94 @@ def _law_panels(family: str, optima: Optima, laws: dict[str, PowerLawFit]) -> li
                   tuple(series), group=f"{family}: the best passes against tokens per parameter")
         )  # fmt: skip
     return panels
+
+
+Drifts = Mapping[tuple[str, str], Drift]  # by family and hyperparameter
+
+
+def _hyperparameters(context: StudyContext) -> Work[Draft]:
+    """Figure "Hyperparameter sensitivity to stored depth and recurrence" (b).
+
+    At the base depth each family trains the tokens of its two-pass recipe, whatever K, with one
+    hyperparameter at multiples of the two-pass base values. The optimum's drift with K is a power law.
+    """
+    grid, depth = context.preset.grids.passes, context.preset.base_depth
+
+    def plan(family: str, passes: int, name: str, multiple: float) -> Plan:
+        two = family_arm(FAMILIES[family], 2)
+        recipe = context.constant_recipe(two)
+        tokens = recipe.tpp * context.stored_parameters(two, depth)
+        arm = family_arm(FAMILIES[family], passes)
+        run = recipe.at_budget(arm, depth, context.size_rule, tokens=tokens)
+        value = getattr(run.hyperparameters, name) * multiple
+        return replace(run, hyperparameters=replace(run.hyperparameters, **{name: value})), {}
+
+    axes = {"passes": sorted(grid.transfer_passes), "name": grid.transferred}
+    multiples = sorted(context.preset.grids.lr_rule.multiples)
+    cells = yield from measure(context, plan_grid(plan, family=FAMILIES, **axes, multiple=multiples))
+    keys = product(FAMILIES, grid.transferred)
+    sweeps = {(family, name): cells.where(family=family, name=name) for family, name in keys}
+    drifts = {key: drift for key, own in sweeps.items() if (drift := fit_drift_over(own, "passes"))}
+    tokens = {family: cells.where(family=family)[0].spec.tokens for family in FAMILIES}
+    caption = "Multiples of the two-pass base value; the exponent is of best ∝ K^exponent."
+    return Draft(
+        findings=[_drift_sentence(family, drifts, tokens[family]) for family in FAMILIES],
+        values={
+            family: {name: _drift_values(drift) for (own, name), drift in drifts.items() if own == family}
+            for family in FAMILIES
+        },
+        fits=[StudyFit(drift, name, "passes", family) for (family, name), drift in drifts.items()],
+        panels=[
+            _drift_panel(*key, own, drifts.get(key)) for key, own in sweeps.items() if own.having("loss")
+        ],
+        tables=[table_of("Best values by number of passes", _drift_rows(drifts), caption)],
+        runs=cells.column("run"),
+    )
+
+
+def _drift_values(drift: Drift) -> dict[str, object]:
+    return {
+        "optima": [[v.budget, v.x, v.interior] for v in drift.vertices],
+        "exponent": law_values(drift.law)["exponent"],
+    }
+
+
+def _drift_sentence(family: str, drifts: Drifts, tokens: int) -> str:
+    words = [_drift_words(name, drift) for (own, name), drift in drifts.items() if own == family]
+    return f"{family}, {tokens:,} tokens at every K: the best values go from {'; '.join(words)}."
+
+
+def _drift_words(name: str, drift: Drift) -> str:
+    """Where one hyperparameter's optimum is at the smallest and the largest K."""
+    inside = [v for v in drift.vertices if v.interior]
+    code = paper_code(name) or name
+    if len(inside) < 2:
+        return f"{code}: fewer than two optima inside"
+    first, last, p = inside[0], inside[-1], law_values(drift.law)["p"]
+    ends = f"×{first.x:.2f} at K = {first.budget:g} to ×{last.x:.2f} at K = {last.budget:g}"
+    return f"{code} {ends}" + ("" if p is None else f", p = {p:.2g}")
+
+
+def _drift_panel(family: str, name: str, cells: Cells, drift: Drift | None) -> Panel:
+    vertices = {v.budget: v for v in drift.vertices} if drift else {}
+    return Panel(
+        f"{family}: {paper_code(name) or name}",
+        Axis(f"{name.replace('_', ' ')} (× base)", "log"),
+        Axis("validation loss", "log"),
+        tuple(sweep_curves(cells, "multiple", "loss", "passes", vertices, log=True)),
+        (("x", 1.0, ""),),
+        group="Hyperparameters at other numbers of passes, tokens fixed",
+        columns=5,
+    )
+
+
+def _drift_rows(drifts: Drifts) -> list[dict[str, Any]]:
+    return [
+        {
+            "family": family, "hyperparameter": name, "K": vertex.budget, "best multiple": vertex.x,
+            "inside": vertex.interior, "exponent in K": law["exponent"], "p": law["p"],
+        }
+        for (family, name), drift in drifts.items()
+        for law in (law_values(drift.law),)
+        for vertex in drift.vertices
+    ]  # fmt: skip

@@ -14,12 +14,13 @@ import re
 import shutil
 import tarfile
 import zlib
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from steepen.errors import SteepenError, UsageError, show
+from steepen.runs.store import RunDirectory
 from steepen.studies.driver.journal import JOURNAL, Journal, check_study_name
 from steepen.utils.codec import from_builtins
 from steepen.utils.files import atomic_file, open_regular, quietly, scratch_directory, sha256_of_file
@@ -53,6 +54,32 @@ class Manifest:
         check_study_name(self.study)
         if f"studies/{self.study}/{JOURNAL}" not in self.files:
             raise UsageError(f"this pack has no study {self.study}.")
+
+
+def study_files(journal: Journal, runs: Iterable[Path], *, weights: bool) -> dict[str, Path]:
+    """The files of a study and its runs by their names in a pack; `weights`: with each last checkpoint."""
+    files: dict[str, Path] = {}
+
+    def add(name: str, folder: Path, found: Iterable[Path]) -> None:
+        for path in found:
+            # A link in a folder from elsewhere may lead to a private file.
+            if path.is_file() and not path.resolve().is_relative_to(folder.resolve()):
+                raise UsageError(
+                    f"{path} is a link that leads out of {folder}; replace it by the file to pack it."
+                )
+            if path.is_file():
+                files[f"{name}/{path.relative_to(folder).as_posix()}"] = path
+
+    own = [path for path in sorted(journal.folder.iterdir()) if path.suffix in (".yaml", ".json", ".md")]
+    add(f"studies/{journal.entry.name}", journal.folder, own)
+    for run in map(RunDirectory, runs):
+        found = [run.path / name for name in RUN_FILES]
+        for kind in ("scores", "evaluation"):
+            found += sorted((run.path / kind).rglob("*.json"))
+        if weights and run.saved_step() >= 0:
+            found += sorted((run.checkpoints / f"{run.saved_step():08d}").rglob("*"))
+        add(f"runs/{run.path.name}", run.path, found)
+    return files
 
 
 def write_archive(target: Path, study: str, files: Mapping[str, Path]) -> None:
@@ -203,7 +230,7 @@ def _same(place: Path, digest: str, *, replace: bool) -> bool:
         return True
     if replace and place.is_file():
         return False
-    raise UsageError(f"{place} is already there with another content; unpack elsewhere with --out.")
+    raise UsageError(f"{place} is already there with another content; unpack elsewhere with `out`.")
 
 
 def _move(moves: Mapping[Path, Path], scratch: Path) -> None:

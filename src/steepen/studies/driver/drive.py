@@ -1,4 +1,13 @@
-"""Drive a study: run the specs it yields, unless they have finished, and send their records back."""
+"""Drive a study: run the specs it yields, unless they have finished, and send their records back.
+
+The flow: `drive` takes the study's lock and leads its generator. Every batch that it yields is written to
+the journal, then `_BatchRunner.run` answers it: finished runs from the store, the others from the launcher,
+as the budget admits them. The answer is written to the journal last.
+
+A study has no state of its own to restore. It is a generator that yields the same specs for the same records,
+and a record is in the store once its run has finished; so a study resumes by being started again from its
+first batch, which the store answers as far as it can. Everything below keeps that true.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +15,8 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -19,8 +28,8 @@ from steepen.launch.cost_estimate import remaining_flops
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
+from steepen.studies.cells import lead
 from steepen.studies.driver.journal import Journal
-from steepen.studies.driver.run_concurrently import lead
 
 A = TypeVar("A")
 
@@ -58,24 +67,6 @@ class StudyStopped(SteepenError):
         self.exit_code = 128 + number
 
 
-class _Unfinished(Exception):
-    """Runs of a simulated study that have no record yet."""
-
-    def __init__(self, runs: list[RunSpec]) -> None:
-        self.runs = runs
-
-
-@dataclass(frozen=True)
-class SimulatedStudy:
-    """Result of simulating a study: its answer, or the runs that it would make next."""
-
-    finished: int  # requested runs that are in the store
-    batch: list[RunSpec]  # unfinished runs of the current batch, and later ones that do not depend on results
-    complete: bool  # the study returned its answer: nothing is left to run
-    answer: Any = None
-    later: list[RunSpec] = field(default_factory=list[RunSpec])  # estimated from stand-in results
-
-
 def drive(
     study: StudyGenerator[A],
     store: RunStore,
@@ -97,6 +88,8 @@ def drive(
     """
     progress = progress or BatchProgress(store, quiet=True)
     with contextlib.ExitStack() as stack:
+        # In this order, so that on the way out the display ends first, and the journal, which is left last,
+        # writes how the study ended when no run of it is under way.
         if journal is not None:
             stack.enter_context(journal.driving())
         stack.enter_context(_stop_on_sigterm())
@@ -104,6 +97,7 @@ def drive(
         batch = _BatchRunner(store, launcher, budget, accept_diverged, retry_diverged, progress)
 
         def records(specs: Sequence[RunSpec]) -> list[RunRecord | None]:
+            # Before its first run starts, so that `status` of a killed study knows every run it asked for.
             if journal is not None:
                 journal.add_batch(specs)
             return batch.run(specs)
@@ -112,88 +106,10 @@ def drive(
             answer = lead(study, records)
         except KeyboardInterrupt:
             raise StudyStopped(signal.SIGINT) from None
+        # Only now, with every record in the store: an answer in the journal means that no run is left.
         if journal is not None:
             journal.set_answer(answer)
         return answer
-
-
-def simulate_study(
-    study: StudyGenerator[Any], store: RunStore, *, accept_diverged: bool = False
-) -> SimulatedStudy:
-    """Step through a study with the finished records, as far as they go; start and write nothing."""
-    finished: set[str] = set()
-
-    def records(specs: Sequence[RunSpec]) -> list[RunRecord | None]:
-        missing = _unfinished(specs, store, accept_diverged)
-        finished.update({spec.hash for spec in specs} - missing.keys())
-        if missing:
-            raise _Unfinished(list(missing.values()))
-        return [store.record(spec) for spec in specs]
-
-    try:
-        answer = lead(study, records)
-    except _Unfinished as stop:
-        study.close()
-        return SimulatedStudy(len(finished), stop.runs, complete=False)
-    return SimulatedStudy(len(finished), [], complete=True, answer=answer)
-
-
-def simulate_with_synthetic_records(
-    make_study: Callable[[], StudyGenerator[Any]],
-    store: RunStore,
-    stand_ins: Sequence[Callable[[RunSpec], RunRecord]],
-    *,
-    accept_diverged: bool = False,
-) -> SimulatedStudy:
-    """Simulate a study to its end, with synthetic records for the runs that have not finished.
-
-    `stand_ins` make these records. Runs that the study requests with every one of them do not depend on the
-    results; those requested only with the first estimate how many more follow. Without stand-ins this is
-    `simulate_study`.
-    """
-    first = simulate_study(make_study(), store, accept_diverged=accept_diverged)
-    if first.complete or not stand_ins:
-        return first
-    requests = [_requested_specs(make_study(), store, stand_in, accept_diverged) for stand_in in stand_ins]
-    certain = {spec.hash: spec for spec in first.batch}
-    certain |= {run: spec for run, spec in requests[0].items() if all(run in other for other in requests)}
-    later = [spec for run, spec in requests[0].items() if run not in certain]
-    return replace(first, batch=list(certain.values()), later=later)
-
-
-def _requested_specs(
-    study: StudyGenerator[Any],
-    store: RunStore,
-    stand_in: Callable[[RunSpec], RunRecord],
-    accept_diverged: bool,
-) -> dict[str, RunSpec]:
-    """Every unfinished run that a study requests if their records are the stand-in's, by hash."""
-    requested: dict[str, RunSpec] = {}
-
-    def records(specs: Sequence[RunSpec]) -> list[RunRecord | None]:
-        missing = _unfinished(specs, store, accept_diverged)
-        requested.update(missing)
-        return [stand_in(spec) if spec.hash in missing else store.record(spec) for spec in specs]
-
-    # Synthetic records beside real ones may fail a fit: then what was requested so far is returned.
-    with contextlib.suppress(SteepenError):
-        lead(study, records)
-    return requested
-
-
-def _unfinished(specs: Sequence[RunSpec], store: RunStore, accept_diverged: bool) -> dict[str, RunSpec]:
-    """The specs whose runs have no record, by hash; without those that diverged, if that is accepted."""
-
-    def diverged(spec: RunSpec) -> bool:
-        run = store.run(spec)
-        failure = run.failure()
-        return failure is not None and failure[0] == "Diverged" and not run.busy()
-
-    return {
-        spec.hash: spec
-        for spec in specs
-        if store.record(spec) is None and not (accept_diverged and diverged(spec))
-    }
 
 
 @dataclass
@@ -210,7 +126,8 @@ class _BatchRunner:
 
     def run(self, specs: Sequence[RunSpec]) -> list[RunRecord | None]:
         """The records of a batch, in the order of its specs."""
-        unique = {spec.hash: spec for spec in specs}
+        unique = {spec.hash: spec for spec in specs}  # parts of a study may ask for the same run
+        # The store is asked first, whatever the journal says: it is what survives a kill of this process.
         results: dict[str, RunRecord | None] = {}
         failed: list[Outcome] = []
         waiting: list[RunSpec] = []
@@ -219,6 +136,7 @@ class _BatchRunner:
             known = None if record is not None else self.store.run(spec).failure()
             if record is not None:
                 results[name] = record
+            # Training is deterministic where the device allows it, so the failure is kept like a record.
             elif known is not None and known[0] == "Diverged" and not self.retry_diverged:
                 self._add_outcome(Outcome(spec, failure=Failure(*known)), results, failed)
             else:
@@ -233,6 +151,8 @@ class _BatchRunner:
                     self.expected_ends.pop(outcome.spec.hash, None)
                     self._add_outcome(outcome, results, failed)
                     self.progress.run_ended(outcome)
+        # After all outcomes: a failed run does not cost the others of its batch, which are in the store now.
+        # A failure comes before the budget, as a larger budget would not mend it.
         if failed:
             raise RunsFailed(failed)
         if rejected:
@@ -308,6 +228,7 @@ def _stop_on_sigterm() -> Generator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise StudyStopped(number)
 
+    # An exception closes the launcher's iterator, which makes every run save a checkpoint.
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield

@@ -131,6 +131,8 @@ class Journal:
     @contextlib.contextmanager
     def driving(self) -> Generator[None]:
         """Hold the study's lock while driving it, and write how it ended."""
+        # The lock is shared, as several processes may drive a study: each finds the others' runs busy or in
+        # the store. It is held before "running" is written, or `live_status` would call the study killed.
         with file_lock(self.folder / LOCK, shared=True, wait=True, poll_seconds=0.1):
             remove_leftovers(self.folder)
             self._write()
@@ -147,6 +149,8 @@ class Journal:
     def add_batch(self, specs: Sequence[RunSpec]) -> None:
         """Add a requested batch."""
         self._requested |= {asked.run: asked for asked in map(RequestedRun.of, specs)}
+        # Runs of an earlier drive stay listed until the answer says which it took: other results, such as a
+        # retried run's, may have led the study elsewhere.
         known = {asked.run: asked for asked in self.entry.runs}
         self._write(runs=tuple((self._requested | known).values()), batches=self.entry.batches + 1)
 

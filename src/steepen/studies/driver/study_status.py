@@ -46,6 +46,12 @@ class StudyStatus:
         return to_builtins(self)
 
 
+def done_fraction(status: StudyStatus) -> float:
+    """Fraction of the FLOPs of the requested runs that are done."""
+    total = status.flops_done + status.flops_left
+    return status.flops_done / total if total else 0.0
+
+
 def study_status(journal: Journal, runs_directory: Path | None = None) -> StudyStatus:
     """Status from the journal and the run directories; works while the study runs on another machine."""
     entry = journal.entry

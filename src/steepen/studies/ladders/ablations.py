@@ -12,9 +12,8 @@ from steepen.recipe.paper_tables import with_constant_rate
 from steepen.recipe.recipe import ScalingRule
 from steepen.recipe.recipe_choice import FIXED_RHO, FIXED_RHO_TPP
 from steepen.studies.answer import Answer, Draft, Study
-from steepen.studies.cells import table_of
+from steepen.studies.cells import run_concurrently, table_of
 from steepen.studies.context import StudyContext
-from steepen.studies.driver.run_concurrently import run_concurrently
 from steepen.studies.ladders.ladder import compare_ladders
 from steepen.studies.ladders.ladder_runs import LadderSpec, ladder_spec
 from steepen.studies.registry import choose_parts

@@ -14,10 +14,10 @@ from steepen.laws.verdict.holdout import HeldOutLoss
 from steepen.laws.verdict.multipliers import fitted_multipliers
 from steepen.model.arms import find_arm
 from steepen.recipe.flops import mean_flops_per_token
-from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
+from steepen.studies.answer import Axis, Draft, Panel, Series, Study
+from steepen.studies.cells import table_of
 from steepen.studies.context import Arms, StudyContext, find_arms
 from steepen.studies.ladders.ladder_runs import (
-    JudgedLadders,
     LadderSpec,
     MeasuredLadder,
     judge_ladders,
@@ -29,6 +29,9 @@ from steepen.studies.ladders.ladder_runs import (
 )
 from steepen.studies.ladders.verdict_report import (
     ladder_panels,
+    multiplier_band,
+    multiplier_line,
+    multiplier_points,
     runs_table,
     study_fits,
     study_verdicts,
@@ -36,8 +39,7 @@ from steepen.studies.ladders.verdict_report import (
 )
 from steepen.studies.plotting import line
 from steepen.studies.scores.downstream import analyse_downstream
-from steepen.utils.formatting import format_flops, percent
-from steepen.utils.json_io import json_safe
+from steepen.utils.formatting import format_flops
 
 SECTION = "Section 4.3, Extrapolation of Compute-Optimal Scaling Law"
 
@@ -75,153 +77,108 @@ def extrapolate(
     planned = own.recipe.at(target, depth, context.size_rule)
     context.spec(planned)  # raises if the data are too few, before the ladder is trained
     measured: list[MeasuredLadder] = yield from run_ladders(context, ladders, seeds)
-    law = judge_ladders(measured, reference.name).analysis.primary_fit.arms[own.label]
+    law = judge_ladders(measured, reference.name).primary_fit.arms[own.label]
     expected = mean_flops_per_token(target, planned.shape, planned.schedule).total * planned.tokens
     forecast = float(law.predict(expected))
     held: list[MeasuredLadder] = yield from run_ladders(context, [replace(own, depths=(depth,))], seeds)
-    judged = judge_ladders(measured, reference.name, hold_out=to_ladders(held))
-    answer = _answer(own, depth, forecast, judged, measured, held, notes)
-    answer = _with_projection(answer, judged.analysis, own, reference.name, grid.project)
-    return _with_score_forecasts(answer, measured, held, reference.name)
+    analysis = judge_ladders(measured, reference.name, hold_out=to_ladders(held))
+    everything = [*measured, *held]
+    draft = Draft(
+        values={"forecast_before_the_run": forecast, "flops": analysis.to_dict()},
+        verdicts=list(study_verdicts(analysis, measured)),
+        fits=list(study_fits(analysis, measured)),
+        warnings=[*notes, *analysis.warnings, *repeated_data_warnings(everything)],
+        method=[
+            "The ladder is fitted, and its forecast recorded, before the held-out run is requested; that run "
+            "takes part in no fit."
+        ],
+        runs=[record.run for one in everything for record in one.records],
+    )
+    _add_held_out(draft, own, depth, analysis, measured)
+    draft.tables += [verdict_table(analysis), runs_table(everything)]
+    _add_projection(draft, analysis, own, reference.name, grid.project)
+    _add_score_forecasts(draft, measured, held, reference.name)
+    question = f"Does the law fitted to the ladder predict {own.label} at d{depth}?"
+    return draft.answer("extrapolate", question, SECTION)
 
 
-def _answer(
-    own: LadderSpec,
-    depth: int,
-    forecast: float,
-    judged: JudgedLadders,
-    measured: Sequence[MeasuredLadder],
-    held: Sequence[MeasuredLadder],
-    notes: Sequence[str],
-) -> Answer:
-    analysis = judged.analysis
+def _add_held_out(
+    draft: Draft, own: LadderSpec, depth: int, analysis: LadderAnalysis, measured: Sequence[MeasuredLadder]
+) -> None:
+    """Add the forecast of the held-out run against what came out: a sentence, a row and the panels."""
     score = analysis.hold_out[0]
-    within = score.interval[0] <= score.observed <= score.interval[1]
     low, high = score.interval
-    sentence = (
+    draft.values = {"hold_out": asdict(score), **draft.values}
+    draft.findings.append(
         f"{own.label} at d{depth}, {10**score.decades_beyond:.1f}× beyond its ladder: {score.observed:.4f} "
         f"against {score.forecast:.4f} forecast ({low:.4f} to {high:.4f}), an error of {score.error:+.4f}, "
-        f"{'inside' if within else 'outside'} the forecast's interval. The law would need "
-        f"{score.compute_factor:.2f}× that compute for the observed loss."
+        f"{'inside' if low <= score.observed <= high else 'outside'} the forecast's interval. The law would "
+        f"need {score.compute_factor:.2f}× that compute for the observed loss."
     )
     drawn = ladder_panels(analysis, measured)
     irreducible = analysis.primary_fit.arms[own.label].e.value
-    panels = (
+    draft.panels += [
         _with_forecast(drawn.loss, own, score, measured, analysis, 0.0),
         _with_forecast(drawn.reducible_loss, own, score, measured, analysis, irreducible),
-    )
-    row = (
-        own.label, depth, score.flops, score.observed, score.forecast, *score.interval, score.error,
-        score.error_in_sigma, score.error_in_standard_errors, score.p_value, score.compute_factor,
-    )  # fmt: skip
-    columns = (
-        "arm", "depth", "FLOPs", "observed", "forecast", "low", "high", "observed − forecast",
-        "in σ of a run", "in forecast errors", "p", "compute factor",
-    )  # fmt: skip
-    verdicts = study_verdicts(analysis, measured)
-    everything = [*measured, *held]
-    return Answer(
-        study="extrapolate",
-        question=f"Does the law fitted to the ladder predict {own.label} at d{depth}?",
-        section=SECTION,
-        findings=(sentence,),
-        values=json_safe(
-            {"hold_out": asdict(score), "forecast_before_the_run": forecast, "flops": analysis.to_dict()}
-        ),
-        verdicts=verdicts,
-        fits=study_fits(analysis, measured),
-        panels=panels,
-        tables=(
-            Table(
-                "The held-out run",
-                columns,
-                (row,),
-                "Below zero the run is better than forecast.",
-                arm_column=0,
-            ),
-            verdict_table(analysis),
-            runs_table(everything),
-        ),
-        warnings=(*notes, *analysis.warnings, *repeated_data_warnings(everything)),
-        method=(
-            "The ladder is fitted, and its forecast recorded, before the held-out run is requested; that run "
-            "takes part in no fit.",
-        ),
-        runs=tuple(record.run for one in everything for record in one.records),
-    )
+    ]
+    row = {
+        "arm": own.label, "depth": depth, "FLOPs": score.flops, "observed": score.observed,
+        "forecast": score.forecast, "low": low, "high": high, "observed − forecast": score.error,
+        "in σ of a run": score.error_in_sigma, "in forecast errors": score.error_in_standard_errors,
+        "p": score.p_value, "compute factor": score.compute_factor,
+    }  # fmt: skip
+    caption = "Below zero the run is better than forecast."
+    draft.tables.append(table_of("The held-out run", [row], caption, arm_column=0))
 
 
-def _with_projection(
-    answer: Answer, analysis: LadderAnalysis, own: LadderSpec, reference: str, multiples: Sequence[float]
-) -> Answer:
-    """The answer with the fitted multiplier beyond the ladders, and its values at multiples of the run."""
-    if own.label == reference:
-        return answer
-    compute = analysis.hold_out[0].flops
-    fit = analysis.primary_fit
+def _add_projection(
+    draft: Draft, analysis: LadderAnalysis, own: LadderSpec, reference: str, multiples: Sequence[float]
+) -> None:
+    """Add the fitted multiplier beyond the ladders, and its values at multiples of the held-out run."""
+    compute, fit = analysis.hold_out[0].flops, analysis.primary_fit
     low = min(law.flops_range[0] for law in fit.arms.values())
     x = np.geomspace(low, compute * max(1.0, *multiples), 80)
-    curve = fitted_multipliers(fit, own.label, x, extrapolate=True)
+    curve = [] if own.label == reference else fitted_multipliers(fit, own.label, x, extrapolate=True)
     if not curve:
-        return answer
+        return
     end = min(fit.arms[own.label].flops_range[1], fit.arms[reference].flops_range[1])
     inside, beyond = [m for m in curve if m.flops <= end], [m for m in curve if m.flops > end]
     fields: dict[str, Any] = {"arm": own.arm.name, "variant": own.variant}
-    note = f"{percent(fit.settings.confidence)} band"
-    series = [
-        Series(
-            own.label, "band", tuple(m.flops for m in curve), tuple(m.low for m in curve),
-            tuple(m.high for m in curve), role="fit", note=note, **fields,
-        ),
-        line(own.label, [m.flops for m in inside], [m.value for m in inside], role="fit", **fields),
-        line(
-            own.label, [m.flops for m in beyond], [m.value for m in beyond], role="extrapolated",
-            style="dashed", **fields,
-        ),
-    ]  # fmt: skip
     at = fitted_multipliers(fit, own.label, compute * np.array(multiples), extrapolate=True)
-    series.append(
-        Series(
-            own.label, "points", tuple(m.flops for m in at), tuple(m.value for m in at),
-            role="extrapolated", note="projected", marker="star", low=tuple(m.low for m in at),
-            high=tuple(m.high for m in at), **fields,
+    star = multiplier_points(own.label, at, role="extrapolated", note="projected", marker="star", **fields)
+    series = (
+        multiplier_band(own.label, curve, fit.settings.confidence, role="fit", **fields),
+        multiplier_line(own.label, inside, role="fit", **fields),
+        multiplier_line(own.label, beyond, role="extrapolated", style="dashed", **fields),
+        replace(star, low=tuple(m.low for m in at), high=tuple(m.high for m in at)),
+    )
+    draft.panels.append(
+        Panel(
+            f"Compute multiplier over {reference}, projected",
+            Axis(f"compute of {reference} (FLOPs)", "log"), Axis("multiplier", "log"), series,
+            (("y", 1.0, reference), *(("x", m.flops, f"{m.value:.2f}×") for m in at)),
+            "From the two fitted laws; a projection, not a measurement, beyond the ladders.",
         )
     )  # fmt: skip
-    panel = Panel(
-        f"Compute multiplier over {reference}, projected", Axis(f"compute of {reference} (FLOPs)", "log"),
-        Axis("multiplier", "log"), tuple(series),
-        (("y", 1.0, reference), *(("x", m.flops, f"{m.value:.2f}×") for m in at)),
-        "From the two fitted laws; a projection, not a measurement, beyond the ladders.",
-    )  # fmt: skip
     words = ", ".join(f"{m.value:.2f}× ({m.low:.2f} to {m.high:.2f}) at {format_flops(m.flops)}" for m in at)
-    projected = [{"flops": m.flops, "value": m.value, "low": m.low, "high": m.high} for m in at]
-    return replace(
-        answer,
-        findings=(
-            *answer.findings,
-            f"The fitted laws project a multiplier over {reference} of {words} FLOPs.",
-        ),
-        panels=(*answer.panels, panel),
-        values={**answer.values, "projected_multipliers": projected},
-    )
+    draft.findings.append(f"The fitted laws project a multiplier over {reference} of {words} FLOPs.")
+    draft.values["projected_multipliers"] = [
+        {"flops": m.flops, "value": m.value, "low": m.low, "high": m.high} for m in at
+    ]
 
 
-def _with_score_forecasts(
-    answer: Answer, measured: Sequence[MeasuredLadder], held: Sequence[MeasuredLadder], reference: str
-) -> Answer:
-    """The answer with forecasts of answer NLL and CORE, where the runs have been evaluated."""
+def _add_score_forecasts(
+    draft: Draft, measured: Sequence[MeasuredLadder], held: Sequence[MeasuredLadder], reference: str
+) -> None:
+    """Add forecasts of answer NLL and CORE, where the runs have been evaluated."""
     runs = [run for one in (*measured, *held) for run in one.scores.runs]
-    if not any(run.nll is not None for run in runs):
-        return answer
-    names = [record.run for one in held for record in one.records]
-    found = analyse_downstream(runs, reference=reference, held_out=names)
-    return replace(
-        answer,
-        findings=(*answer.findings, *found.forecasts.findings),
-        panels=(*answer.panels, *found.forecasts.panels),
-        tables=(*answer.tables, *found.forecasts.tables),
-        values={**answer.values, "downstream": json_safe(found.scores.values)},
-    )
+    if any(run.nll is not None for run in runs):
+        names = [record.run for one in held for record in one.records]
+        found = analyse_downstream(runs, reference=reference, held_out=names)
+        draft.findings += found.forecasts.findings
+        draft.panels += found.forecasts.panels
+        draft.tables += found.forecasts.tables
+        draft.values["downstream"] = found.scores.values
 
 
 def _with_forecast(

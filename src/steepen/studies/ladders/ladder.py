@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
 from steepen.errors import SteepenError, UsageError
+from steepen.laws.analysis import LadderAnalysis
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.recipe.flops import mean_flops_per_token
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
-from steepen.studies.answer import Answer, Study, Table
+from steepen.studies.answer import Draft, Study
+from steepen.studies.cells import lead
 from steepen.studies.context import Arms, StudyContext, find_arms
 from steepen.studies.ladders.ladder_runs import (
     LadderSpec,
@@ -36,7 +39,6 @@ from steepen.studies.ladders.verdict_report import (
     what_would_change,
 )
 from steepen.studies.scores.downstream import ladder_scores
-from steepen.utils.json_io import json_safe
 
 SECTION = "Section 4.2, Improving the Exponent of the Scaling Laws"
 
@@ -114,70 +116,71 @@ def compare_ladders(
     if unused:
         warnings.append(f"a recipe was given for {', '.join(unused)}, which this study does not measure")
     borrowed = _borrowed_recipes(context, possible)
-    cautions: list[str] = []
     measured: list[MeasuredLadder] = yield from run_ladders(context, possible, seeds)
+    draft = Draft(warnings=warnings)
     if borrowed:
-        cautions.append(_borrowed_caution(context, possible, borrowed, cost=study == "ladder"))
-    own = next(ladder for ladder in possible if ladder.label == reference)
-    at = c0 or _tuned_compute(context, own)
-    judged = judge_ladders(measured, reference, noise=noise, c0=at, lr_regret=lr_regret)
-    analysis = judged.analysis
-    values: dict[str, Any] = {"flops": json_safe(analysis.to_dict())}
-    verdicts, fits = study_verdicts(analysis, measured), study_fits(analysis, measured)
-    drawn = ladder_panels(analysis, measured)
-    panels = [drawn.loss, drawn.reducible_loss, drawn.multipliers, drawn.exponents]
-    panels += [] if drawn.paper_exponents is None else [drawn.paper_exponents]
-    tables: list[Table] = [verdict_table(analysis), hypotheses_table(analysis)]
-    if (by_paper := paper_method_table(analysis)) is not None:
-        tables.append(by_paper)
-    warnings += analysis.warnings
-    records = [record for one in measured for record in one.records]
-    merged = [one.spec.label for one in measured if one.depths_of_equal_time] if by_time else []
-    if merged:
-        warnings.append(
-            f"no verdict per second: two depths of {', '.join(merged)} took the same time, within 1%"
-        )
-    elif by_time:
-        timed = judge_ladders(measured, reference, by="seconds", noise=noise, lr_regret=lr_regret)
-        values["seconds"] = json_safe(timed.analysis.to_dict())
-        verdicts += study_verdicts(timed.analysis, measured, primary=False)
-        fits += study_fits(timed.analysis, measured)
-        drawn = ladder_panels(timed.analysis, measured, by="seconds")
-        panels += [drawn.loss, drawn.multipliers]
-        tables.append(verdict_table(timed.analysis, "seconds"))
-        already = set(analysis.warnings)
-        warnings += [f"per second: {note}" for note in timed.analysis.warnings if note not in already]
-        warnings += _time_warnings(records)
-    warnings += repeated_data_warnings(measured)
+        draft.cautions.append(_borrowed_caution(context, possible, borrowed, cost=study == "ladder"))
+    at = c0 or _tuned_compute(context, next(ladder for ladder in possible if ladder.label == reference))
+    known: dict[str, Any] = {"noise": noise, "lr_regret": lr_regret}
+    analysis = judge_ladders(measured, reference, c0=at, **known)
+    _add_analysis(draft, analysis, measured)
+    if by_time:
+        _add_times(draft, measured, analysis, known)
+    draft.warnings += repeated_data_warnings(measured)
     scores = ladder_scores([one.scores for one in measured], reference)
-    panels += scores.panels
-    tables += [recipes_table(measured), *scores.tables]
+    draft.findings += scores.findings
+    draft.panels += scores.panels
+    draft.tables += [recipes_table(measured), *scores.tables, runs_table(measured)]
+    draft.values["what_would_change"] = what_would_change(analysis)
     recipes = "at their own recipes"
     if borrowed:
         recipes += f" ({', '.join(f'{arm}: that of {owner}' for arm, owner in borrowed.items())})"
+    records = [record for one in measured for record in one.records]
     low, high = analysis.primary_fit.arms[reference].flops_range
     seed_count = len({record.spec.seed for record in records})
-    return Answer(
-        study=study,
-        question=question,
-        section=section,
-        findings=tuple(scores.findings),
-        values={**values, "what_would_change": what_would_change(analysis)},
-        verdicts=verdicts,
-        fits=fits,
-        panels=tuple(panels),
-        tables=(*tables, runs_table(measured)),
-        warnings=tuple(warnings),
-        cautions=tuple(cautions),
-        method=(
-            f"{len(records)} runs: {len(measured)} ladders {recipes}, {seed_count} "
-            f"seed{'s'[: seed_count > 1]} per rung; {reference} spans {low:.3g} to {high:.3g} FLOPs.",
-            "FLOPs are those executed, pass by pass, with causal attention and without the input embedding.",
-            "One irreducible loss E and every ladder's A and γ are fitted jointly by least squares; the "
-            "paper's method (E from the reference by Huber loss, then straight lines) is beside it.",
-        ),
-        runs=tuple(record.run for record in records),
-    )
+    draft.method += [
+        f"{len(records)} runs: {len(measured)} ladders {recipes}, {seed_count} "
+        f"seed{'s'[: seed_count > 1]} per rung; {reference} spans {low:.3g} to {high:.3g} FLOPs.",
+        "FLOPs are those executed, pass by pass, with causal attention and without the input embedding.",
+        "One irreducible loss E and every ladder's A and γ are fitted jointly by least squares; the "
+        "paper's method (E from the reference by Huber loss, then straight lines) is beside it.",
+    ]
+    draft.runs += [record.run for record in records]
+    return draft.answer(study, question, section)
+
+
+def _add_analysis(draft: Draft, analysis: LadderAnalysis, measured: Sequence[MeasuredLadder]) -> None:
+    """Add verdicts, laws, panels and tables of the ladders as functions of FLOPs."""
+    draft.values["flops"] = analysis.to_dict()
+    draft.verdicts += study_verdicts(analysis, measured)
+    draft.fits += study_fits(analysis, measured)
+    drawn = ladder_panels(analysis, measured)
+    draft.panels += [drawn.loss, drawn.reducible_loss, drawn.multipliers, drawn.exponents]
+    draft.panels += [] if drawn.paper_exponents is None else [drawn.paper_exponents]
+    draft.tables += [verdict_table(analysis), hypotheses_table(analysis)]
+    draft.tables += [] if (by_paper := paper_method_table(analysis)) is None else [by_paper]
+    draft.warnings += analysis.warnings
+
+
+def _add_times(
+    draft: Draft, measured: Sequence[MeasuredLadder], analysis: LadderAnalysis, known: dict[str, Any]
+) -> None:
+    """Add the same ladders as functions of training seconds, where every depth took another time."""
+    merged = [one.spec.label for one in measured if one.depths_of_equal_time]
+    if merged:
+        draft.warnings.append(
+            f"no verdict per second: two depths of {', '.join(merged)} took the same time, within 1%"
+        )
+        return
+    timed = judge_ladders(measured, analysis.request.reference, by="seconds", **known)
+    draft.values["seconds"] = timed.to_dict()
+    draft.verdicts += study_verdicts(timed, measured, primary=False)
+    draft.fits += study_fits(timed, measured)
+    drawn = ladder_panels(timed, measured, by="seconds")
+    draft.panels += [drawn.loss, drawn.multipliers]
+    draft.tables.append(verdict_table(timed, "seconds"))
+    draft.warnings += [f"per second: {note}" for note in timed.warnings if note not in analysis.warnings]
+    draft.warnings += _time_warnings([record for one in measured for record in one.records])
 
 
 def _borrowed_recipes(context: StudyContext, ladders: Sequence[LadderSpec]) -> dict[str, str]:
@@ -209,14 +212,13 @@ def _cost_of_fitting_a_recipe(context: StudyContext, arm: Arm) -> tuple[int, flo
     from steepen.studies.synthetic import SIMULATED_RECORDS
 
     requested: dict[str, RunSpec] = {}
-    study = fit_recipe(context, arms=[arm])
-    try:
-        specs = next(study)
-        while True:
-            requested |= {spec.hash: spec for spec in specs}
-            specs = study.send([SIMULATED_RECORDS[0](spec) for spec in specs])
-    except (StopIteration, SteepenError):  # too little data for a stage: what was requested so far
-        study.close()
+
+    def records(specs: Sequence[RunSpec]) -> list[RunRecord]:
+        requested.update({spec.hash: spec for spec in specs})
+        return [SIMULATED_RECORDS[0](spec) for spec in specs]
+
+    with contextlib.suppress(SteepenError):  # too little data for a stage: what was requested so far
+        lead(fit_recipe(context, arms=[arm]), records)
     return len(requested), sum(map(expected_flops, requested.values()))
 
 

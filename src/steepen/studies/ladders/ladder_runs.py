@@ -194,14 +194,6 @@ def ladders_with_enough_rungs(
     return possible, warnings
 
 
-@dataclass(frozen=True)
-class JudgedLadders:
-    """The laws' analysis of some ladders, and the ladders."""
-
-    analysis: LadderAnalysis
-    ladders: dict[str, Ladder]
-
-
 def judge_ladders(
     measured: Sequence[MeasuredLadder],
     reference: str,
@@ -210,7 +202,7 @@ def judge_ladders(
     noise: float | None = None,
     c0: float | None = None,
     lr_regret: float | None = None,
-) -> JudgedLadders:
+) -> LadderAnalysis:
     """Fit and judge ladders by the joint and the paper's method; by the joint one alone where that fails.
 
     `c0` is in FLOPs, so it is not used for ladders by seconds.
@@ -223,4 +215,4 @@ def judge_ladders(
         reference=reference, noise=noise, draws=draws, unit=unit, c0=c0 if by == "flops" else None,
         lr_regret=lr_regret,
     )  # fmt: skip
-    return JudgedLadders(analyse(ladders, request, hold_out), ladders)
+    return analyse(ladders, request, hold_out)

@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 
 from steepen.laws.analysis import LadderAnalysis
+from steepen.laws.verdict.multipliers import Multiplier
 from steepen.recipe.hyperparameters import with_paper_code
 from steepen.studies.answer import Axis, Panel, Series, StudyFit, StudyVerdict, Table
+from steepen.studies.cells import table_of
 from steepen.studies.ladders.ladder_runs import Measure, MeasuredLadder, cost_of
 from steepen.studies.plotting import finite_or_none, line, points
+from steepen.studies.verdict_row import legend, verdict_row
 from steepen.utils.cost_axis import cost_axis
 from steepen.utils.formatting import percent
 
@@ -53,63 +56,31 @@ def what_would_change(analysis: LadderAnalysis) -> list[str]:
 def verdict_table(analysis: LadderAnalysis, by: Measure = "flops") -> Table:
     """One row per ladder: its verdict, its exponent, and its multiplier at the lowest and highest budget."""
     noun = cost_axis(by).noun
-    rows: list[tuple[object, ...]] = []
+    judged = {name: verdict_row(verdict) for name, verdict in analysis.verdicts.items()}
+    rows: list[dict[str, Any]] = []
     for name, law in analysis.primary_fit.arms.items():
-        verdict = analysis.verdicts.get(name)
+        row, (low, high) = judged.get(name), law.gamma.unconditional
         found = sorted(
             (m for m in analysis.multipliers.get(name, ()) if m.method == "interpolated"),
             key=lambda m: m.flops,
         )
-        low, high = (found[0].value, found[-1].value) if found else (None, None)
-        gamma = law.gamma
-        rows.append(
-            (
-                name,
-                _marked(verdict.growth, verdict.fragile) if verdict else "reference",
-                _marked(verdict.by_what, verdict.by_what_fragile) if verdict else None,
-                finite_or_none(verdict.growth_per_decade) if verdict else None,
-                verdict.p_slope if verdict else None,
-                gamma.value,
-                finite_or_none(gamma.unconditional[0]),
-                finite_or_none(gamma.unconditional[1]),
-                verdict.delta_gamma if verdict else None,
-                finite_or_none(verdict.delta_gamma_interval[0]) if verdict else None,
-                finite_or_none(verdict.delta_gamma_interval[1]) if verdict else None,
-                low,
-                high,
-            )
-        )
-    return Table(
-        title=f"Verdicts against {analysis.request.reference}" + ("" if by == "flops" else f", per {noun}"),
-        columns=(
-            "arm",
-            "gain",
-            "by what",
-            "× per decade",
-            "p (growth)",
-            "γ",
-            "γ low",
-            "γ high",
-            "Δγ",
-            "Δγ low",
-            "Δγ high",
-            "interpolated ×, lowest",
-            "interpolated ×, highest",
-        ),
-        rows=tuple(rows),
-        caption=(
-            f"{_levels(analysis)} γ of L = E + A·(C/C0)^−γ by one joint fit, with "
-            f"{percent(analysis.request.confidence)} intervals that count E as unknown; × is the {noun} the "
-            "reference needs over the arm's for the same loss, interpolated between measurements, at the "
-            "lowest and highest budget both cover."
-        ),
-        arm_column=0,
+        rows.append({
+            "arm": name, "gain": row.gain if row else "reference", "by what": row and row.by_what,
+            "× per decade": row and row.growth_per_decade, "p (growth)": row and row.p_growth,
+            "γ": law.gamma.value, "γ low": low, "γ high": high,
+            "Δγ": row and row.delta_gamma, "Δγ low": row and row.delta_gamma_low,
+            "Δγ high": row and row.delta_gamma_high,
+            "interpolated ×, lowest": found[0].value if found else None,
+            "interpolated ×, highest": found[-1].value if found else None,
+        })  # fmt: skip
+    title = f"Verdicts against {analysis.request.reference}" + ("" if by == "flops" else f", per {noun}")
+    caption = (
+        f"{_levels(analysis)} γ of L = E + A·(C/C0)^−γ by one joint fit, with "
+        f"{percent(analysis.request.confidence)} intervals that count E as unknown; × is the {noun} the "
+        "reference needs over the arm's for the same loss, interpolated between measurements, at the "
+        "lowest and highest budget both cover."
     )
-
-
-def _marked(answer: str | None, fragile: tuple[str, ...]) -> str | None:
-    """An answer, marked where it is fragile."""
-    return f"{answer} (fragile: not a claim)" if answer and fragile else answer
+    return table_of(title, rows, " ".join([caption, *legend(judged.values())]), arm_column=0)
 
 
 def _levels(analysis: LadderAnalysis) -> str:
@@ -250,35 +221,45 @@ def _curve_fields(one: MeasuredLadder) -> dict[str, Any]:
     return {"arm": one.spec.arm.name, "variant": one.spec.variant}
 
 
+def multiplier_points(name: str, found: Sequence[Multiplier], **fields: Any) -> Series:
+    """Multipliers against compute, as points."""
+    return points(name, [m.flops for m in found], [m.value for m in found], **fields)
+
+
+def multiplier_line(name: str, found: Sequence[Multiplier], **fields: Any) -> Series:
+    """Multipliers against compute, as a line."""
+    return line(name, [m.flops for m in found], [m.value for m in found], **fields)
+
+
+def multiplier_band(name: str, found: Sequence[Multiplier], level: float, **fields: Any) -> Series:
+    """The intervals of multipliers."""
+    x, low, high = zip(*((m.flops, m.low, m.high) for m in found), strict=True)
+    return Series(name, "band", x, low, high, note=f"{percent(level)} band", **fields)
+
+
 def multiplier_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]]) -> Panel:
     """Multipliers over the reference; `curves` are the fields of `Series` that give each arm its colour."""
     axis = cost_axis(analysis.request.unit)
     label, noun = axis.label, axis.noun
     series: list[Series] = []
+    level = analysis.request.confidence
     for name, found in analysis.multipliers.items():
-        curve = curves[name]
-        interpolated = sorted((m for m in found if m.method == "interpolated"), key=lambda m: m.flops)
-        if interpolated:
-            x = tuple(m.flops for m in interpolated)
-            values = [m.value for m in interpolated]
-            series.append(points(name, x, values, **curve))
-            series.append(line(name, x, values, **curve))
-            low, high = tuple(m.low for m in interpolated), tuple(m.high for m in interpolated)
-            note = f"{percent(analysis.request.confidence)} band"
-            series.append(Series(name, "band", x, low, high, note=note, **curve))
-        fitted = sorted((m for m in found if m.leads), key=lambda m: m.flops)
+        curve, ordered = curves[name], sorted(found, key=lambda m: m.flops)
+        if interpolated := [m for m in ordered if m.method == "interpolated"]:
+            series += [
+                multiplier_points(name, interpolated, **curve),
+                multiplier_line(name, interpolated, **curve),
+            ]
+            series.append(multiplier_band(name, interpolated, level, **curve))
+        fitted = [m for m in ordered if m.leads]
         inside = [m for m in fitted if not m.extrapolated]
         beyond = inside[-1:] + [m for m in fitted if m.extrapolated and m not in inside[-1:]]
         beyond.sort(key=lambda m: m.flops)
         if inside:
-            x, values = [m.flops for m in inside], [m.value for m in inside]
-            series.append(line(name, x, values, role="fit", note="fitted", style="dotted", **curve))
+            series.append(multiplier_line(name, inside, role="fit", note="fitted", style="dotted", **curve))
         if any(m.extrapolated for m in beyond):
-            x, values = tuple(m.flops for m in beyond), [m.value for m in beyond]
-            series.append(line(name, x, values, role="extrapolated", style="dashed", **curve))
-            low, high = tuple(m.low for m in beyond), tuple(m.high for m in beyond)
-            note = f"{percent(analysis.request.confidence)} band"
-            series.append(Series(name, "band", x, low, high, note=note, **curve))
+            series.append(multiplier_line(name, beyond, role="extrapolated", style="dashed", **curve))
+            series.append(multiplier_band(name, beyond, level, **curve))
     reference = analysis.request.reference
     return Panel(
         f"{noun.capitalize()} multiplier over {reference}",

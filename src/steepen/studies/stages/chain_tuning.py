@@ -12,9 +12,8 @@ from steepen.model.arm import Arm
 from steepen.recipe.hyperparameters import Hyperparameters, paper_code, with_paper_code
 from steepen.recipe.paper_tables import INITIAL
 from steepen.studies.answer import Answer, Axis, Draft, Panel, Series, Study, Table, Work
-from steepen.studies.cells import Cell, Cells, Plan, Row, measure, table, table_of
+from steepen.studies.cells import Cell, Cells, Plan, Row, measure, run_concurrently, table, table_of
 from steepen.studies.context import Arms, StudyContext, find_arms, starting_arm
-from steepen.studies.driver.run_concurrently import run_concurrently
 from steepen.studies.grids import ChainGrid
 from steepen.studies.plotting import line, points
 from steepen.utils.rows import Rows

@@ -16,9 +16,8 @@ from steepen.laws.fits.drift import Drift
 from steepen.model.arm import Arm
 from steepen.recipe.recipe import Recipe
 from steepen.studies.answer import Study, Work
-from steepen.studies.cells import Plan, measure
+from steepen.studies.cells import Plan, measure, run_concurrently
 from steepen.studies.context import Arms, StudyContext, find_arms, starting_arm
-from steepen.studies.driver.run_concurrently import run_concurrently
 from steepen.studies.grids import SWEPT
 from steepen.studies.registry import choose_parts
 from steepen.studies.stages.chain_tuning import DISCRETE

@@ -11,9 +11,8 @@ from steepen.model.arms import find_arm
 from steepen.recipe.paper_tables import INITIAL
 from steepen.recipe.recipe import Recipe
 from steepen.studies.answer import Answer, Draft, Study
-from steepen.studies.cells import Plan, measure, plan_grid, table_of
+from steepen.studies.cells import Plan, measure, plan_grid, run_concurrently, table_of
 from steepen.studies.context import Arms, StudyContext, find_arms, require_all_finished
-from steepen.studies.driver.run_concurrently import run_concurrently
 from steepen.studies.ladders.ladder import compare_ladders
 from steepen.studies.ladders.ladder_runs import LadderSpec, ladder_spec
 from steepen.studies.registry import choose_parts

@@ -6,24 +6,23 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steepen.errors import SteepenError
+from steepen.laws.analysis import AnalysisRequest, LadderAnalysis, analyse
+from steepen.laws.ladder import read_ladders
+from steepen.laws.table import table_from
 from steepen.report.load_studies import LoadedStudy
-from steepen.requests.fit import fit
-from steepen.results.fit import ComputeResult
 from steepen.runs.metrics import read_metrics
 from steepen.runs.record import RunRecord
+from steepen.runs.row import RunRow
 from steepen.runs.store import RunDirectory
 from steepen.studies.answer import Answer, Axis, Panel, Series, StudyVerdict, Table
+from steepen.studies.driver.journal import Journal
+from steepen.studies.driver.study_status import StudyStatus, done_fraction
 from steepen.studies.plotting import line, points
 from steepen.utils.files import ReadOnce
 from steepen.utils.formatting import format_duration
-
-if TYPE_CHECKING:
-    from steepen.api.studies import Study
-    from steepen.runs.row import RunRow
-    from steepen.studies.driver.study_status import StudyStatus
 
 CURVE_POINTS = 120  # of a training curve: means over equal ratios of tokens
 CURVES = 24  # the most curves of one panel; running ones first, then the newest
@@ -34,14 +33,13 @@ MIN_RUNGS = 4  # of the reference and an arm, from which a verdict is tried
 class LiveStudy:
     """Draws a study again and again; the verdict is fitted again only when more runs have finished."""
 
-    _fitted: dict[str, tuple[tuple[str, ...], ComputeResult | str]] = field(
-        default_factory=dict[str, tuple[tuple[str, ...], ComputeResult | str]]
+    _fitted: dict[str, tuple[tuple[str, ...], LadderAnalysis | str]] = field(
+        default_factory=dict[str, tuple[tuple[str, ...], LadderAnalysis | str]]
     )
     _records: ReadOnce[RunRecord | None] = field(default_factory=lambda: ReadOnce(_record))
 
-    def load(self, study: Study) -> LoadedStudy:
-        """The study as it is now: its answer if it has one, else one made of what has finished."""
-        status = study.status()
+    def load(self, study: Journal, status: StudyStatus) -> LoadedStudy:
+        """The study as it is now, with an answer made of what has finished."""
         directory = status.runs_directory
         records = [
             record
@@ -69,10 +67,10 @@ class LiveStudy:
         return LoadedStudy(status.name, answer, status.options, tuple(records), _failures(status.runs))
 
     def _verdicts(
-        self, study: Study, records: Sequence[RunRecord]
-    ) -> tuple[tuple[StudyVerdict, ...], ComputeResult | None, str]:
+        self, study: Journal, records: Sequence[RunRecord]
+    ) -> tuple[tuple[StudyVerdict, ...], LadderAnalysis | None, str]:
         """Verdicts of the finished runs of a ladder, the laws, and what there is to say about them."""
-        options = study.journal.entry.options
+        options = study.entry.options
         if options.get("study") != "ladder":
             return (), None, "The answer follows when all runs have finished."
         by_arm: dict[str, set[float]] = {}
@@ -88,13 +86,13 @@ class LiveStudy:
                 "and of another arm."
             )  # fmt: skip
         key = tuple(sorted(record.run for record in records if record.spec.arm.name in ready))
-        if self._fitted.get(study.name, ((), ""))[0] != key:
-            self._fitted[study.name] = (key, _fit(records, ready, reference))
-        found = self._fitted[study.name][1]
+        if self._fitted.get(study.entry.name, ((), ""))[0] != key:
+            self._fitted[study.entry.name] = (key, _fit(records, ready, reference))
+        found = self._fitted[study.entry.name][1]
         if isinstance(found, str):
             return (), None, f"No verdict yet: {found}"
         verdicts = tuple(StudyVerdict(verdict, arm) for arm, verdict in found.verdicts.items())
-        asked = len(study.journal.entry.runs)
+        asked = len(study.entry.runs)
         return (
             verdicts,
             found,
@@ -102,24 +100,18 @@ class LiveStudy:
         )
 
 
-def _fit(records: Sequence[RunRecord], arms: Sequence[str], reference: str) -> ComputeResult | str:
-    rows = [
-        {"arm": record.spec.arm.name, "flops": record.flops, "loss": record.validation_loss}
-        for record in records
-        if record.spec.arm.name in arms
-    ]
+def _fit(records: Sequence[RunRecord], arms: Sequence[str], reference: str) -> LadderAnalysis | str:
+    """The laws and verdicts of some arms' runs, as `steepen fit` gives them; or why there are none."""
+    own = [record for record in records if record.spec.arm.name in arms]
+    columns: dict[str, Sequence[Any]] = {
+        "arm": [record.spec.arm.name for record in own],
+        "flops": [record.flops for record in own],
+        "loss": [record.validation_loss for record in own],
+    }
     try:
-        found = fit(rows, reference=reference)
+        return analyse(read_ladders(table_from(columns, "the study's runs")), AnalysisRequest(reference))
     except SteepenError as error:
         return str(error)
-    assert isinstance(found, ComputeResult)
-    return found
-
-
-def done_fraction(status: StudyStatus) -> float:
-    """Fraction of the FLOPs of the requested runs that are done."""
-    total = status.flops_done + status.flops_left
-    return status.flops_done / total if total else 0.0
 
 
 def progress_sentence(status: StudyStatus) -> str:
@@ -188,7 +180,7 @@ def thin_curve(metrics: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[
     return [tokens for tokens, _ in means], [loss for _, loss in means]
 
 
-def _loss_panel(records: Sequence[RunRecord], law: ComputeResult | None) -> Panel | None:
+def _loss_panel(records: Sequence[RunRecord], law: LadderAnalysis | None) -> Panel | None:
     """Validation loss against compute of the finished runs, with the laws of the verdict so far."""
     import numpy as np
 
@@ -203,7 +195,7 @@ def _loss_panel(records: Sequence[RunRecord], law: ComputeResult | None) -> Pane
                 [one.run for one in own], arm=arm,
             )
         )  # fmt: skip
-        fitted = law.analysis.primary_fit.arms.get(arm) if law is not None else None
+        fitted = law.primary_fit.arms.get(arm) if law is not None else None
         if fitted is not None:
             x = np.geomspace(min(one.flops for one in own), max(one.flops for one in own), 50)
             series.append(line(arm, x, fitted.predict(x), arm=arm, role="fit"))

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from steepen.api.live import LiveStudy, done_fraction, progress_sentence
-from steepen.api.studies import Study
 from steepen.errors import SteepenError, UsageError
+from steepen.report.live import LiveStudy, progress_sentence
 from steepen.report.load_studies import load_study
 from steepen.report.page import render_page
 from steepen.runs.store import RunDirectory
@@ -26,6 +25,7 @@ from steepen.studies.driver.journal import (
     list_preparing,
     read_journals,
 )
+from steepen.studies.driver.study_status import done_fraction, study_status
 from steepen.utils.files import ReadOnce, file_version
 from steepen.utils.local_server import TEXT, LocalServer, Reply
 
@@ -79,18 +79,14 @@ class StudyPages:
                     raise
                 folder = self.studies / name
             self.studies, self.only = folder.parent, folder.name
-        elif not self.studies.is_dir():
-            raise UsageError(
-                f"there is no directory {self.studies}; name the directory of your studies with --studies."
-            )
 
-    def known(self) -> tuple[dict[str, Study], dict[str, str]]:
+    def known(self) -> tuple[dict[str, Journal], dict[str, str]]:
         """The studies by name, and the reasons for those that cannot be read.
 
         A request is looked up here and nowhere else.
         """
         journals, unreadable = read_journals(self.studies, self.journals)
-        found = {journal.folder.name: Study(journal, self.runs) for journal in journals}
+        found = {journal.folder.name: journal for journal in journals}
         return (
             {name: study for name, study in found.items() if self.only in (None, name)},
             {name: why for name, why in unreadable.items() if self.only in (None, name)},
@@ -138,29 +134,31 @@ class StudyPages:
                 del self.made[next(iter(self.made))]
             return old.reply
 
-    def _study(self, study: Study, what: str) -> Reply:
-        runs = study.journal.runs_directory(self.runs)
-        asked = [RunDirectory(runs / one.run) for one in study.journal.entry.runs]
+    def _study(self, study: Journal, what: str) -> Reply:
+        runs = study.runs_directory(self.runs)
+        asked = [RunDirectory(runs / one.run) for one in study.entry.runs]
         results = [(file_version(run.record_file), file_version(run.failure_file)) for run in asked]
         progress = [(file_version(run.metrics_file), file_version(run.samples_file)) for run in asked]
-        journal = (file_version(study.journal.file), study.journal.live_status)
+        journal = (file_version(study.file), study.live_status)
         return self._cached(
-            f"{study.name}/{what}", (journal, results), progress, lambda: self._page(study, what)
+            f"{study.folder.name}/{what}", (journal, results), progress, lambda: self._page(study, what)
         )
 
-    def _page(self, study: Study, what: str) -> Reply:
+    def _page(self, study: Journal, what: str) -> Reply:
         if what == "status.json":
-            text = json.dumps(study.status().to_dict(), ensure_ascii=False)
+            text = json.dumps(study_status(study, self.runs).to_dict(), ensure_ascii=False)
             return Reply(HTTPStatus.OK, text, "application/json")
-        finished = study.journal.entry.answer is not None and study.journal.live_status == "finished"
+        finished = study.entry.answer is not None and study.live_status == "finished"
         if what == "report" or finished:
             return Reply(HTTPStatus.OK, render_page([load_study(str(study.folder), self.studies, self.runs)]))
-        return Reply(HTTPStatus.OK, render_page([self.live.load(study)]), reload=True)
+        return Reply(
+            HTTPStatus.OK, render_page([self.live.load(study, study_status(study, self.runs))]), reload=True
+        )
 
-    def _list(self, known: dict[str, Study], unreadable: dict[str, str]) -> Reply:
+    def _list(self, known: dict[str, Journal], unreadable: dict[str, str]) -> Reply:
         rows: list[str] = []
         for name, study in known.items():
-            status = study.status()
+            status = study_status(study, self.runs)
             link = f'<a href="/{quote(name, safe="")}">{html.escape(name)}</a>'
             rows.append(
                 f"<li>{link}: {html.escape(status.state)}<br>"
@@ -194,5 +192,5 @@ def make_server(pages: StudyPages, port: int = PORT) -> LocalServer:
         return LocalServer(pages.reply, port)
     except OSError as error:
         raise UsageError(
-            f"port {port} cannot be used ({error.strerror}); choose another with --port."
+            f"port {port} cannot be used ({error.strerror}); choose another with `port`."
         ) from error

@@ -1,0 +1,98 @@
+"""What verbs that write files return: a report with its figures and tables, and a packed study."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from steepen.results.result import Result
+from steepen.results.text import Block, Lines
+from steepen.utils.formatting import format_bytes
+
+
+@dataclass(frozen=True)
+class FileRow:
+    """A file of a report; `kind` is page, figures or tables."""
+
+    kind: str
+    file: str
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Report(Result):
+    """The files of a report; `page` is the one to open."""
+
+    page: Path
+    files: tuple[Path, ...]
+    others: tuple[Path, ...] = ()  # figures and tables in the directory that an earlier report wrote
+
+    @property
+    def rows(self) -> list[FileRow]:
+        """One row per file."""
+        return [FileRow("page" if one == self.page else one.parent.name, str(one)) for one in self.files]
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What else is in the directory."""
+        count = "1 file" if len(self.others) == 1 else f"{len(self.others)} files"
+        text = f"{self.page.parent} also has {count} that this report did not write, such as "
+        return [f"{text}{min(self.others)}."] if self.others else []
+
+    def headline(self) -> str:
+        """Where the page is."""
+        return f"report {self.page}: {len(self.files)} files"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The names of the files."""
+        return {"page": str(self.page), "files": [str(file) for file in self.files]}
+
+    def blocks(self, width: int) -> Iterable[Block]:
+        """The page, and how many figures and tables there are."""
+        yield Lines(f"{self.page}: open it in any browser.")
+        for kind in ("figures", "tables"):
+            if count := sum(row.kind == kind for row in self.rows):
+                yield Lines(f"{self.page.parent / kind}: {count} files.")
+
+
+@dataclass(frozen=True)
+class PackedRow:
+    """What a pack holds, and where it is."""
+
+    path: str
+    study: str
+    runs: int
+    files: int
+    bytes: int  # of the file itself, or of the files unpacked from it
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Packed(Result):
+    """A study as one file, or the directory that it was unpacked to."""
+
+    path: Path
+    study: str
+    runs: int
+    files: int
+    bytes: int
+    unpacked: bool = False
+
+    @property
+    def rows(self) -> list[PackedRow]:
+        """One row."""
+        return [PackedRow(str(self.path), self.study, self.runs, self.files, self.bytes)]
+
+    def headline(self) -> str:
+        """Where it is and what it holds."""
+        size = f"{self.files} files, {format_bytes(self.bytes)}"
+        return f"{self.path}: {self.study}, {self.runs} runs, {size}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row itself."""
+        return asdict(self.rows[0])
+
+    def blocks(self, width: int) -> Iterable[Block]:
+        """The headline; of an unpacked study, how to look at it."""
+        see = f"{self.path}: {self.study}, {self.runs} runs; see `steepen status {self.path}`."
+        yield Lines(see if self.unpacked else f"{self.headline()}.")

@@ -1,0 +1,223 @@
+"""What `study` and `open_study` return: progress, answer, verdicts, runs, figures and report of a study."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.cells import cell_len
+
+from steepen.errors import UsageError
+from steepen.report.colours import ARM_TITLES, arm_colour, arm_key
+from steepen.report.curves import ladder_title
+from steepen.report.figure_style import FORMATS, Format
+from steepen.results.fit import STYLES, verdict_words
+from steepen.results.panel import Panel
+from steepen.results.render import formatted_rows, right_columns
+from steepen.results.result import Result, draw
+from steepen.results.status import RUN_COLUMNS
+from steepen.results.table import Column, Table, table_of
+from steepen.results.text import Block, Lines, Paragraph
+from steepen.studies.answer import Answer
+from steepen.studies.driver.journal import Journal, find_study_folder
+from steepen.studies.driver.study_status import StudyStatus, study_status
+from steepen.studies.verdict_row import legend
+
+if TYPE_CHECKING:
+    from steepen.api.runs import Runs
+
+MAX_ROWS = 20  # rows of a table in a terminal; the report has them all
+MAX_PARTS = 3  # of a table that is wider than the terminal; wider ones are left to the report
+
+
+def open_study(study: str | Path, studies: str | Path = "studies", runs: str | Path | None = None) -> Study:
+    """A study by its directory, its name in `studies` or a prefix of it; `runs` where its runs are now."""
+    folder = find_study_folder(str(study), Path(studies))
+    return Study(Journal.read(folder), None if runs is None else Path(runs))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Study(Result):
+    """A study: its progress, answer, verdicts, runs, figures and report."""
+
+    journal: Journal
+    runs_directory: Path | None = None  # None: where the journal says
+
+    @property
+    def name(self) -> str:
+        """The name of its directory."""
+        return self.journal.entry.name
+
+    @property
+    def folder(self) -> Path:
+        """Its directory."""
+        return self.journal.folder
+
+    @property
+    def answer(self) -> Answer | None:
+        """The answer; None until the study has finished."""
+        value = self.journal.entry.answer
+        return None if value is None else Answer.from_dict(value)
+
+    @property
+    def verdicts(self) -> dict[str, Any]:
+        """The main verdict on each arm."""
+        answer = self.answer
+        return {} if answer is None else {one.arm: one.verdict for one in answer.primary_verdicts}
+
+    @property
+    def runs(self) -> Runs:
+        """The runs that the study requested."""
+        from steepen.api.runs import Runs, open_runs
+
+        names = {asked.run for asked in self.journal.entry.runs}
+        found = open_runs(self.status().runs_directory)
+        return Runs(tuple(run for run in found if run.name in names), found.directory)
+
+    @property
+    def rows(self) -> Sequence[Any]:
+        """One row per verdict; of a study without an answer, one per run."""
+        answer = self.answer
+        return self.status().runs if answer is None else [one.row for one in answer.verdicts]
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One row per verdict; of a study without verdicts, the rows of its first table."""
+        answer = self.answer
+        if answer is None:
+            return [row.to_dict() for row in self.rows]
+        if answer.verdicts:
+            return super().to_rows()
+        return [dict(zip(one.columns, row, strict=False)) for one in answer.tables[:1] for row in one.rows]
+
+    def table(self, caption: str = "") -> Table:
+        """The verdicts; of a study without any, its first table; without an answer, the runs."""
+        answer = self.answer
+        if answer is None:
+            return table_of(self.rows, RUN_COLUMNS, self.headline(), caption)
+        if answer.verdicts or not answer.tables:
+            return super().table(caption)
+        return replace(answer.tables[0], caption=caption)
+
+    def status(self) -> StudyStatus:
+        """Runs by status, FLOPs done and left, and the estimated time, from the files."""
+        return study_status(self.journal, self.runs_directory)
+
+    def headline(self) -> str:
+        """Name, state and verdicts."""
+        words = verdict_words(self.verdicts)
+        return f"study {self.name}: {self.journal.live_status}" + (f"; {words}" if words else "")
+
+    def legend(self) -> Sequence[str]:
+        """What "?" means, where a verdict has it."""
+        answer = self.answer
+        return [] if answer is None else legend(one.row for one in answer.verdicts)
+
+    def to_dict(self) -> dict[str, Any] | None:
+        """The answer, as study.json has it; None until the study has finished."""
+        return self.journal.entry.answer
+
+    def panels(self) -> Sequence[Panel]:
+        """The panels of the answer."""
+        return () if self.answer is None else self.answer.panels
+
+    def plot(self, ax: Any = None, panel: int | str = 0) -> Any:
+        """Draw a panel of the answer, by place or by the beginning of its title; returns the Axes."""
+        panels = self.panels()
+        if isinstance(panel, str):
+            found = [one for one in panels if one.title.lower().startswith(panel.lower())]
+        else:
+            found = list(panels)[panel : panel + 1]
+        if not found:
+            titles = "; ".join(one.title for one in panels) or "none: it has no answer yet"
+            raise UsageError(f"{self.name} has no panel {panel!r}; its panels are {titles}.")
+        return draw(found[0], ax)
+
+    def report(self, out: str | Path, formats: Sequence[Format] = FORMATS) -> Path:
+        """Write the page, figures and tables of the answer to a directory; returns the page's path."""
+        from steepen.report.write import make_report
+
+        return make_report([self.folder], Path(out), formats, runs=self.runs_directory)[0]
+
+    def blocks(self, width: int) -> Iterable[Block]:
+        """The answer, verdicts first, and where its files are."""
+        answer = self.answer
+        if answer is None:
+            yield Paragraph(f"{self.headline()}; no answer yet. {self.journal.entry.message}".rstrip())
+            return
+        yield from answer_blocks(answer, width)
+        runs = self.journal.runs_directory(self.runs_directory)
+        runs = runs.relative_to(Path.cwd()) if runs.is_relative_to(Path.cwd()) else runs
+        yield Paragraph()
+        yield Lines(f"The answer is in {self.journal.file}; its {len(set(answer.runs))} runs are in {runs}.")
+        for path in answer.recipe_files(self.folder):
+            yield Lines(f"The recipe is {path}: give it to plan, train or study with `--recipe {path}`.")
+
+
+def answer_blocks(answer: Answer, width: int) -> Iterable[Block]:
+    """The question, the verdicts, the other findings, the tables and the warnings.
+
+    Tables with a row per run, and those too wide for the terminal, are left to the report.
+    """
+    yield Paragraph(lead=answer.question, style="bold")
+    yield Paragraph()
+    for judged in answer.primary_verdicts:
+        row, verdict = judged.row, judged.verdict
+        title, part = _title(judged.arm, judged.variant), f" ({judged.part})" if judged.part else ""
+        yield Paragraph(f" {row.answer}{part}", f"■ {title}", STYLES[row.growth])
+        yield Paragraph(verdict.sentence, indent=2)
+        yield from (Paragraph(f"· {line}", indent=2) for line in verdict.what_would_change)
+    yield from map(Paragraph, legend(judged.row for judged in answer.primary_verdicts))
+    yield from (Paragraph(f"• {finding}") for finding in answer.findings)
+    left_out: list[str] = []
+    for table in (table for table in answer.tables if not table.per_run):
+        parts = _fitting(table, width)
+        if len(parts) > MAX_PARTS:
+            left_out.append(table.title)
+            continue
+        yield Paragraph()
+        yield from parts
+        if len(table.rows) > MAX_ROWS:
+            yield Paragraph(f"… and {len(table.rows) - MAX_ROWS} more rows.")
+        yield from (Paragraph(text) for text in (table.caption,) if text)
+    if left_out:
+        yield Paragraph()
+        yield Paragraph(f"Too wide for this terminal, so in the report only: {', '.join(left_out)}.")
+    if answer.cautions or answer.warnings:
+        yield Paragraph()
+    for warning in (*answer.cautions, *answer.warnings):
+        yield Paragraph(f" {warning}", "warning:", "yellow")
+
+
+def _title(name: str, variant: str = "") -> str:
+    return ladder_title(name, variant, ARM_TITLES)
+
+
+def _fitting(table: Table, width: int) -> list[Table]:
+    """The first rows of a table, split between columns to fit the width; each part has the first column."""
+    rows = formatted_rows(table)[:MAX_ROWS]
+    styles: dict[str, str] = {}
+    if (place := table.arm_column) is not None:
+        # Vanilla uses the terminal's default colour: black or white could be invisible.
+        styles = {_title(row[place]): f"bold {arm_colour(row[place]).dark}" for row in rows
+                  if arm_key(row[place]) != "vanilla"}  # fmt: skip
+        rows = [[*row[:place], _title(row[place]), *row[place + 1 :]] for row in rows]
+    # Two columns more than its longest cell: a space, and the place of a rule.
+    wide = [
+        max(cell_len(cell) for cell in (name, *(row[i] for row in rows))) + 2
+        for i, name in enumerate(table.columns)
+    ]
+    parts: list[list[int]] = [[]]
+    for i in range(len(wide)):
+        if len(parts[-1]) > 1 and sum(wide[k] for k in parts[-1]) + wide[i] > width - 1:
+            parts.append([0])
+        parts[-1].append(i)
+    right = right_columns(table)
+    shown = [Column(align="right" if right[i] else "left", styles=styles if i == place else {})
+             for i in range(len(wide))]  # fmt: skip
+    return [
+        Table(table.title if not number else "", tuple(table.columns[i] for i in part),
+              tuple(tuple(row[i] for i in part) for row in rows), shown=tuple(shown[i] for i in part))
+        for number, part in enumerate(parts)
+    ]  # fmt: skip
