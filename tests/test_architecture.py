@@ -42,15 +42,20 @@ ALLOWED: dict[str, set[str]] = {
         *("results.table", "evaluation.core.suite", "evaluation.forecast", "evaluation.scored_runs"),
     },
     "report": {
-        *("laws", "runs", "studies", "evaluation.core.suite", "evaluation.forecast", "utils"),
+        *("laws", "model.arms", "runs", "studies", "evaluation.core.suite", "evaluation.forecast", "utils"),
         *("evaluation.scored_runs", "results.panel", "results.table", "results.render", "results.text"),
+    },
+    # The paper's figures and claims from its authors' measurements.
+    "reproduction": {
+        *(*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "runs", "laws", "studies", "utils"),
+        *("evaluation.core.suite", "evaluation.scored_runs"),
     },
     # Rows and how they are shown. `report.figure` draws the panels of a result.
     "results": {"laws", "report.colours", "report.figure", "report.law_panels", "utils"},
     # What can be asked; `cli` and `api` have what is not a request yet.
     "requests": {
         *("data", "model", "recipe", "runs", "launch", "training", "evaluation", "studies", "laws", "report"),
-        *("distributed", "inference", "results", "utils"),
+        *("distributed", "inference", "reproduction", "results", "utils"),
     },
     "cli": {
         *("data", "model", "recipe", "runs", "launch", "training", "evaluation", "studies", "laws", "report"),
@@ -70,6 +75,7 @@ TORCH_FREE = [
     "launch",
     "studies",
     "report",
+    "reproduction",
     "recipe",
     "requests",
     "results",

@@ -75,11 +75,11 @@ def extrapolate(
     planned = own.recipe.at(target, depth, context.size_rule)
     context.spec(planned)  # raises if the data are too few, before the ladder is trained
     measured: list[MeasuredLadder] = yield from run_ladders(context, ladders, seeds)
-    law = judge_ladders(measured, reference.name).analysis.primary_fit.arms[own.label]
+    law = judge_ladders(context, measured, reference.name).analysis.primary_fit.arms[own.label]
     expected = mean_flops_per_token(target, planned.shape, planned.schedule).total * planned.tokens
     forecast = float(law.predict(expected))
     held: list[MeasuredLadder] = yield from run_ladders(context, [replace(own, depths=(depth,))], seeds)
-    judged = judge_ladders(measured, reference.name, hold_out=to_ladders(held))
+    judged = judge_ladders(context, measured, reference.name, hold_out=to_ladders(held))
     answer = _answer(own, depth, forecast, judged, measured, held, notes)
     answer = _with_projection(answer, judged.analysis, own, reference.name, grid.project)
     return _with_score_forecasts(answer, measured, held, reference.name)

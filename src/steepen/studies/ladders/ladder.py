@@ -120,7 +120,7 @@ def compare_ladders(
         cautions.append(_borrowed_caution(context, possible, borrowed, cost=study == "ladder"))
     own = next(ladder for ladder in possible if ladder.label == reference)
     at = c0 or _tuned_compute(context, own)
-    judged = judge_ladders(measured, reference, noise=noise, c0=at, lr_regret=lr_regret)
+    judged = judge_ladders(context, measured, reference, noise=noise, c0=at, lr_regret=lr_regret)
     analysis = judged.analysis
     values: dict[str, Any] = {"flops": json_safe(analysis.to_dict())}
     verdicts, fits = study_verdicts(analysis, measured), study_fits(analysis, measured)
@@ -138,7 +138,7 @@ def compare_ladders(
             f"no verdict per second: two depths of {', '.join(merged)} took the same time, within 1%"
         )
     elif by_time:
-        timed = judge_ladders(measured, reference, by="seconds", noise=noise, lr_regret=lr_regret)
+        timed = judge_ladders(context, measured, reference, by="seconds", noise=noise, lr_regret=lr_regret)
         values["seconds"] = json_safe(timed.analysis.to_dict())
         verdicts += study_verdicts(timed.analysis, measured, primary=False)
         fits += study_fits(timed.analysis, measured)
