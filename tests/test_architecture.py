@@ -43,16 +43,21 @@ ALLOWED: dict[str, set[str]] = {
         *("evaluation.scored_runs", "data"),
     },
     "report": {
-        *("laws", "runs", "studies", "evaluation.core.suite", "evaluation.forecast", "utils"),
+        *("laws", "model.arms", "runs", "studies", "evaluation.core.suite", "evaluation.forecast", "utils"),
         *("evaluation.scored_runs", "results.panel", "results.table", "results.render", "results.text"),
         "requests.report",  # `steepen.report` is this package, called
+    },
+    # The paper's figures and claims from its authors' measurements.
+    "reproduction": {
+        *(*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "runs", "laws", "studies", "utils"),
+        *("evaluation.core.suite", "evaluation.scored_runs"),
     },
     # Rows and how they are shown. `report` draws the panels of a result.
     "results": {"laws", "launch.cost_estimate", "report", "runs", "studies", "utils", "api.runs"},
     # What can be asked; `cli` and `api` have what is not a request yet.
     "requests": {
         *("data", "model", "recipe", "runs", "launch", "training", "evaluation", "studies", "laws", "report"),
-        *("distributed", "inference", "results", "utils", "api.launched_scores"),
+        *("distributed", "inference", "reproduction", "results", "utils", "api.launched_scores"),
     },
     "cli": {
         *("data", "model", "recipe", "runs", "launch", "training", "evaluation", "studies", "laws", "report"),
@@ -72,6 +77,7 @@ TORCH_FREE = [
     "launch",
     "studies",
     "report",
+    "reproduction",
     "recipe",
     "requests",
     "results",

@@ -3,6 +3,7 @@
 Everything that a notebook needs is here, and loaded when it is first used:
 
 - `fit`, `power`: scaling laws and verdicts of a table, and how large a ladder must be
+- `paper`: a figure, table or claim of the paper, from its authors' runs or your own studies
 - `arms`, `plan`, `spec`, `best_passes`: the arms, the cost of a run, its specification, the best passes
 - `prepare`, `train`, `evaluate`, `generate`: data, one run, its scores and its text
 - `ladder`, `study`, `dry_run_study`, `open_study`, `status`, `report`: a question with all its runs
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from steepen.model.arm import Arm as Arm
     from steepen.model.arm import PassSchedule as PassSchedule
     from steepen.requests.fit import fit as fit
+    from steepen.requests.paper import paper as paper
     from steepen.requests.power import power as power
     from steepen.requests.report import pack as pack
     from steepen.requests.report import unpack as unpack
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "fit": "steepen.requests.fit",
     "power": "steepen.requests.power",
+    "paper": "steepen.requests.paper",
     **dict.fromkeys(("arms", "plan", "best_passes", "spec"), "steepen.api.plans"),
     **dict.fromkeys(("prepare", "train", "evaluate"), "steepen.api.training"),
     **dict.fromkeys(("ladder", "study", "dry_run_study"), "steepen.requests.study"),
@@ -68,6 +71,7 @@ _LAZY = {
 __all__ = [  # noqa: RUF022  (in the order of the docstring)
     "fit",
     "power",
+    "paper",
     "arms",
     "plan",
     "best_passes",

@@ -95,10 +95,9 @@ class AuthorsTraining:
             for new, old in pairs:
                 self.matrices[new].weight.copy_(self.matrices[old].weight)
 
-    def gradients(self, step: int, tokens: Tensor, targets: Tensor) -> Weights:
-        """Gradients of the mean loss at the current weights; zero where a core waits."""
-        settings = self.settings
-        leaves = {name: weight.clone().requires_grad_() for name, weight in self.weights.items()}
+    def logits(self, step: int, tokens: Tensor, weights: Weights | None = None) -> Tensor:
+        """Logits of a step's network, at the current weights or at these."""
+        settings, leaves = self.settings, weights or self.weights
 
         def blocks(place: str, count: int) -> list[authors_network.Block]:
             return [
@@ -107,7 +106,7 @@ class AuthorsTraining:
             ]
 
         passes = range(settings.passes_at(step))
-        logits = authors_network.logits(
+        return authors_network.logits(
             tokens,
             leaves["embedding"],
             blocks("prelude", settings.prelude),
@@ -120,7 +119,11 @@ class AuthorsTraining:
             operator=settings.operator,
             real_vocabulary=settings.real_vocabulary,
         )
-        authors_network.loss(logits, targets).backward()
+
+    def gradients(self, step: int, tokens: Tensor, targets: Tensor) -> Weights:
+        """Gradients of the mean loss at the current weights; zero where a core waits."""
+        leaves = {name: weight.clone().requires_grad_() for name, weight in self.weights.items()}
+        authors_network.loss(self.logits(step, tokens, leaves), targets).backward()
         return {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in leaves.items()}
 
     @torch.no_grad()

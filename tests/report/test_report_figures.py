@@ -284,7 +284,7 @@ def test_legend_names_arms_values_line_styles_and_markers(finished: Callable[[st
         return [text.get_text() for text in legend.get_texts()]
 
     (multipliers,) = (panel for panel in ladder.answer.panels if panel.lead)
-    assert words(multipliers) == [*list(ARM_TITLES.values())[1:], "90% band", "fitted"]
+    assert words(multipliers) == [*(ARM_TITLES[arm] for arm in list(ARM_COLOURS)[1:]), "90% band", "fitted"]
     named, kinds = words(held.answer.panels[0])[:2], words(held.answer.panels[0])[2:]
     assert [name.partition(", γ = ")[0] for name in named] == ["Vanilla", "Untied-Grow"]
     assert kinds == ["extrapolated", "held out"]

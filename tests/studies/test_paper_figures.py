@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +27,6 @@ from steepen.studies.stages.growth_fraction import growth_fraction
 from steepen.studies.stages.tpp import tpp
 from steepen.studies.synthetic import Formula, fabricate_record, growth_fraction_of
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 Find = Callable[[str], Path]
 
 
@@ -188,20 +184,3 @@ def test_the_family_is_drawn_block_by_block() -> None:
     assert blocks == {"Vanilla": 8, "Loop-2": 11, "Untied-Grow": 17}
     hollow = [series for series in panel.series if not series.filled]
     assert sum(len(series.x) for series in hollow) == 6  # the two cores that growth adds
-
-
-def test_the_script_builds_figures_of_the_paper_from_its_authors_runs(
-    reference_data: Find, tmp_path: Path
-) -> None:
-    tables = reference_data("refdata/authors/tpp_sweeps.csv").parent
-    script = REPOSITORY / "benchmarks" / "paper_figures.py"
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
-    words = [str(tables), str(tmp_path), "--only", "arch-optimal-tpp,opt-grow-fits,model-sizes"]
-    done = subprocess.run(
-        [sys.executable, str(script), *words], env=environment, check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("works") == 3
-    assert (tmp_path / "figures" / "opt-grow-fits.png").stat().st_size > 10_000
-    table = (tmp_path / "tables" / "arch-optimal-tpp.csv").read_text()
-    assert "vanilla,5.329" in table and "loop-2,6.39" in table

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from steepen.errors import UsageError
+from steepen.model.arms import ARMS
 
 LIGHT_BACKGROUND, DARK_BACKGROUND = "#ffffff", "#15181c"
 
@@ -48,16 +49,7 @@ ARM_COLOURS: dict[str, Colour] = {
     "untied-grow": Colour("#af2b00", "#e32a1a"),
     "deep-vanilla-grow": Colour("#055a3e", "#83bc8f"),
 }
-ARM_TITLES: dict[str, str] = {
-    "vanilla": "Vanilla",
-    "deep-vanilla": "Deep Vanilla",
-    "operator-1": "Operator-1",
-    "loop-2": "Loop-2",
-    "untied-2": "Untied-2",
-    "loop-grow": "Loop-Grow",
-    "untied-grow": "Untied-Grow",
-    "deep-vanilla-grow": "Deep Vanilla Grow",
-}
+ARM_TITLES = {name: arm.title for name, arm in ARMS.items()}
 NEUTRAL = Colour("#5b6168", "#9aa3ad")
 # For curves beside the main arms: none of these is near an arm's colour.
 EXTRA: tuple[Colour, ...] = (

@@ -24,18 +24,29 @@ def set_ticks(axis: Any, described: Axis, limits: tuple[float, float], inches: f
         axis.set_ticks(range(len(described.names)), described.names, parse_math=False, **turned)
         axis.set_tick_params(length=0)
     elif described.scale == "log" and high >= 6 * low:
-        tens = math.floor(math.log10(high)) - math.ceil(math.log10(low)) + 1
         large = high >= 1e4 or low < 1e-4  # labels of powers are wide: 2×10¹⁸
-        subs = (1.0,) if tens > 2 else (1.0, 3.0) if large else (1.0, 2.0, 5.0)
-        axis.set_major_locator(ticker.LogLocator(subs=subs))
+        axis.set_major_locator(ticker.FixedLocator(_log_ticks(low, high, large)))
         axis.set_minor_locator(ticker.LogLocator(subs=range(2, 10), numticks=12))
         axis.set_major_formatter(ticker.FuncFormatter(_power_of_ten))
     else:
-        few = 4 if inches <= 1.9 and axis.axis_name == "x" else 6
+        large = high >= 1e5
+        few = 3 if large else 4 if inches <= 1.9 and axis.axis_name == "x" else 6
         axis.set_major_locator(ticker.MaxNLocator(few, steps=[1, 2, 2.5, 5, 10], integer=whole))
         axis.set_minor_locator(ticker.NullLocator())
-        axis.set_major_formatter(ticker.ScalarFormatter(useOffset=False))
-        axis.get_major_formatter().set_powerlimits((-3, 5))
+        axis.set_major_formatter(
+            ticker.FuncFormatter(_power_of_ten) if large else ticker.ScalarFormatter(useOffset=False)
+        )
+
+
+def _log_ticks(low: float, high: float, large: bool) -> list[float]:
+    """Powers of ten inside the range where there are three, else also 3, or 2 and 5, times them."""
+    powers = [10.0**k for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+    found: list[float] = []
+    for factors in ((1.0,), (1.0, 3.0) if large else (1.0, 2.0, 5.0), (1.0, 2.0, 5.0)):
+        found = [factor * power for power in powers for factor in factors if low <= factor * power <= high]
+        if len(found) >= (3 if factors == (1.0,) else 2):
+            break
+    return found[:: 1 + len(found) // 10]
 
 
 def _power_of_ten(value: float, _: int) -> str:

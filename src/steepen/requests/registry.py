@@ -63,6 +63,7 @@ VERBS: dict[str, Verb] = {
         Verb("unpack", f"{_HERE}.report:Unpack", "Unpack a study.", INSPECT),
         Verb("runs", f"{_CLI}.runs:app", "List, show, compare and clean runs.", INSPECT),
         Verb("fit", f"{_HERE}.fit:Fit", "Fit scaling laws to a table and judge the arms.", ANALYSE),
+        Verb("paper", f"{_HERE}.paper:Paper", "Show a figure, table or claim of the paper.", ANALYSE),
         Verb("forecast", f"{_CLI}.forecast:forecast", "Forecast CORE at a larger compute budget.", ANALYSE),
         Verb("downstream", f"{_CLI}.downstream:downstream",
              "Scores along ladders, at equal loss, and beyond.", ANALYSE),

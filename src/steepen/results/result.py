@@ -236,7 +236,7 @@ class Result(ABC):
         return Table(self.headline(), names, tuple(tuple(row.values()) for row in rows))
 
 
-def draw(panel: Panel, ax: Any = None, titles: Mapping[str, str] | None = None) -> Any:
+def draw(panel: Panel, ax: Any = None, titles: dict[str, str] | None = None) -> Any:
     """Draw a panel into a matplotlib Axes (a new one where none is given) and return it.
 
     `titles` name the arms; by default those of the table of arms do.

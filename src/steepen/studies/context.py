@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from steepen.errors import SteepenError, UsageError
+from steepen.laws.analysis import MethodChoice
 from steepen.model.arm import Arm, PassSchedule
 from steepen.model.arms import ARMS, find_arm
 from steepen.model.shape import SizeRule
@@ -51,6 +52,8 @@ class StudyContext:
     epochs: int = 1  # how often the data may be repeated by runs that need more than there is
     choice: RecipeChoice = field(default_factory=RecipeChoice)  # a named set for all other arms, and TPP
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)  # of every run
+    law_method: MethodChoice = "both"  # of the fits of ladders; the first of both is the joint one
+    bootstrap_draws: int | None = None  # of verdicts and multipliers; None: BOOTSTRAP_DRAWS
 
     def __post_init__(self) -> None:
         require_positive(self, ("epochs",))

@@ -66,7 +66,8 @@ def slice_panel(title: str, slices: Sequence[ComputeSlice]) -> Panel:
     """Loss against passes at matched compute, with the parabolas' minima."""
     series: list[Series] = []
     for row in slices:
-        label, curve = family_curve("budget", row.budget)
+        # Two digits: families beside each other whose budgets differ by a step of training share a curve.
+        label, curve = family_curve("budget", float(f"{row.budget:.2g}"))
         x, y = list(row.losses), list(row.losses.values())
         series += [points(label, x, y, **curve)] if x else []
         if row.best is not None:

@@ -98,12 +98,12 @@ def ablations(
     answers: list[Answer] = yield from run_concurrently(list(works.values()))
     draft = Draft(method=["Every part is judged against the first ladder of its own group."])
     for name, answer in zip(works, answers, strict=True):
-        draft.add(_named(answer, name), part=name)
+        draft.add(named_part(answer, name), part=name)
         draft.method += [sentence for sentence in answer.method[1:] if sentence not in draft.method]
     return draft.answer("ablations", "Which design choices account for the gains?", SECTION)
 
 
-def _named(answer: Answer, part: str) -> Answer:
+def named_part(answer: Answer, part: str) -> Answer:
     """A part's answer whose figures, tables and warnings say which part they are of."""
     groups = {panel.group: f"{part}: {panel.group}" if panel.group else part for panel in answer.panels}
     return replace(

@@ -77,11 +77,11 @@ def extrapolate(
     planned = own.recipe.at(target, depth, context.size_rule)
     context.spec(planned)  # raises if the data are too few, before the ladder is trained
     measured: list[MeasuredLadder] = yield from run_ladders(context, ladders, seeds)
-    law = judge_ladders(measured, reference.name).primary_fit.arms[own.label]
+    law = judge_ladders(context, measured, reference.name).primary_fit.arms[own.label]
     expected = mean_flops_per_token(target, planned.shape, planned.schedule).total * planned.tokens
     forecast = float(law.predict(expected))
     held: list[MeasuredLadder] = yield from run_ladders(context, [replace(own, depths=(depth,))], seeds)
-    analysis = judge_ladders(measured, reference.name, hold_out=to_ladders(held))
+    analysis = judge_ladders(context, measured, reference.name, hold_out=to_ladders(held))
     everything = [*measured, *held]
     draft = Draft(
         values={"forecast_before_the_run": forecast, "flops": analysis.to_dict()},

@@ -122,10 +122,10 @@ def compare_ladders(
         draft.cautions.append(_borrowed_caution(context, possible, borrowed, cost=study == "ladder"))
     at = c0 or _tuned_compute(context, next(ladder for ladder in possible if ladder.label == reference))
     known: dict[str, Any] = {"noise": noise, "lr_regret": lr_regret}
-    analysis = judge_ladders(measured, reference, c0=at, **known)
+    analysis = judge_ladders(context, measured, reference, c0=at, **known)
     _add_analysis(draft, analysis, measured)
     if by_time:
-        _add_times(draft, measured, analysis, known)
+        _add_times(draft, context, measured, analysis, known)
     draft.warnings += repeated_data_warnings(measured)
     scores = ladder_scores([one.scores for one in measured], reference)
     draft.findings += scores.findings
@@ -163,7 +163,11 @@ def _add_analysis(draft: Draft, analysis: LadderAnalysis, measured: Sequence[Mea
 
 
 def _add_times(
-    draft: Draft, measured: Sequence[MeasuredLadder], analysis: LadderAnalysis, known: dict[str, Any]
+    draft: Draft,
+    context: StudyContext,
+    measured: Sequence[MeasuredLadder],
+    analysis: LadderAnalysis,
+    known: dict[str, Any],
 ) -> None:
     """Add the same ladders as functions of training seconds, where every depth took another time."""
     merged = [one.spec.label for one in measured if one.depths_of_equal_time]
@@ -172,7 +176,7 @@ def _add_times(
             f"no verdict per second: two depths of {', '.join(merged)} took the same time, within 1%"
         )
         return
-    timed = judge_ladders(measured, analysis.request.reference, by="seconds", **known)
+    timed = judge_ladders(context, measured, analysis.request.reference, by="seconds", **known)
     draft.values["seconds"] = timed.to_dict()
     draft.verdicts += study_verdicts(timed, measured, primary=False)
     draft.fits += study_fits(timed, measured)

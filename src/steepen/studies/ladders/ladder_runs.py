@@ -195,6 +195,7 @@ def ladders_with_enough_rungs(
 
 
 def judge_ladders(
+    context: StudyContext,
     measured: Sequence[MeasuredLadder],
     reference: str,
     by: Measure = "flops",
@@ -203,16 +204,17 @@ def judge_ladders(
     c0: float | None = None,
     lr_regret: float | None = None,
 ) -> LadderAnalysis:
-    """Fit and judge ladders by the joint and the paper's method; by the joint one alone where that fails.
+    """Fit and judge ladders by the context's methods; by the joint one alone where the paper's fails.
 
     `c0` is in FLOPs, so it is not used for ladders by seconds.
     """
     ladders = to_ladders(measured, by)
     # Verdicts per second are secondary: fewer bootstrap draws suffice.
-    draws = BOOTSTRAP_DRAWS if by == "flops" else max(100, BOOTSTRAP_DRAWS // 10)
+    draws = context.bootstrap_draws or BOOTSTRAP_DRAWS
+    draws = draws if by == "flops" else max(100, draws // 10)
     unit = "FLOPs" if by == "flops" else by
     request = AnalysisRequest(
         reference=reference, noise=noise, draws=draws, unit=unit, c0=c0 if by == "flops" else None,
-        lr_regret=lr_regret,
+        lr_regret=lr_regret, method=context.law_method,
     )  # fmt: skip
     return analyse(ladders, request, hold_out)

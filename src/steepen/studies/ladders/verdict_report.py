@@ -192,7 +192,8 @@ def ladder_panels(
             + (
                 "an irreducible loss for each arm, since one for all is rejected."
                 if analysis.one_e_rejected
-                else f"one irreducible loss E = {irreducible:.4f}, fitted jointly."
+                else f"one irreducible loss E = {irreducible:.4f}, "
+                + ("fitted jointly." if head.settings.method == "joint" else "fitted to the reference.")
             ),
             group=group,
         ),
@@ -211,7 +212,7 @@ def ladder_panels(
             group=group,
             title="Exponent against constant, paper's method",
         )
-        if "paper" in analysis.fits
+        if len(analysis.fits) > 1
         else None,
     )  # fmt: skip
 

@@ -1,0 +1,108 @@
+"""`paper`: the paper's figures, tables and claims, from its authors' runs or from one's own studies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+
+from steepen.errors import UsageError, nearest
+from steepen.requests.request import Argument, Option, Request, function
+from steepen.results.paper import ClaimRow, ItemRow, PaperItem, PaperList
+from steepen.utils.console import spinner
+
+if TYPE_CHECKING:
+    from steepen.reproduction.claims import Claim
+    from steepen.reproduction.items import Item
+    from steepen.reproduction.paper_studies import PaperStudies
+    from steepen.results.panel import Panel
+    from steepen.results.table import Table
+
+PaperResult: TypeAlias = PaperList | PaperItem
+
+
+@dataclass(frozen=True)
+class Paper(Request[PaperResult]):
+    """List the paper's figures, tables and claims, or show one beside what the paper prints.
+
+    Figures and tables are drawn from the runs that the paper's authors publish, which come with the package;
+    with `data` from your own studies. A claim is a number that the paper prints, computed from their runs.
+    """
+
+    examples = (
+        "steepen paper",
+        "steepen paper figure 3 --figure figure3.png",
+        "steepen paper figure 16a",
+        "steepen paper table 7",
+        "steepen paper claim multiplier_1e20",
+        "steepen paper figure 3 --data ladder-mini --figure mine.png",
+    )
+    figure = tables = True
+
+    kind: Annotated[Literal["figure", "table", "claim"] | None, Argument("figure, table or claim.")] = None
+    name: Annotated[
+        str | None, Argument("Printed number (3, 16a; 16 is all of it) or LaTeX label; of a claim its name.")
+    ] = None
+    _: KW_ONLY
+    data: Annotated[
+        tuple[str, ...],
+        Option("Draw from these studies of yours: directories, or names in `studies`. Repeatable."),
+    ] = ()
+    studies: Annotated[Path, Option("Directory of your studies.")] = Path("studies")
+
+    def check(self) -> None:
+        """Reject data without a figure or table to draw."""
+        if self.data and (self.kind not in ("figure", "table") or self.name is None):
+            raise UsageError("`data` is drawn as a figure or table of the paper: give its number.")
+
+    def run(self) -> PaperResult:
+        """The list, the item or the claims."""
+        from steepen.reproduction.claims import claims
+        from steepen.reproduction.items import ITEMS, find_items
+        from steepen.reproduction.paper_studies import PaperStudies
+
+        studies = PaperStudies()
+        if self.kind == "claim":
+            found = [claim for claim in claims() if self.name in (None, claim.name)]
+            if not found:
+                known = {claim.name for claim in claims()}
+                raise UsageError(
+                    f"the paper has no claim {self.name!r}; the nearest are {nearest(str(self.name), known)}."
+                )
+            with spinner("computing"):
+                return PaperList([_claim_row(claim, studies) for claim in found])
+        if self.kind is None or self.name is None:
+            wanted = "" if self.kind is None else self.kind.capitalize()
+            names = {} if wanted else {claim.name: claim.item for claim in claims()}
+            return PaperList([_item_row(item) for item in ITEMS if item.number.startswith(wanted)], names)
+        chosen = find_items(self.kind, self.name)
+        rows = [_item_row(item) for item in chosen]
+        with spinner("computing"):
+            if self.data:
+                from steepen.report.load_studies import load_study
+
+                answers = [load_study(name, self.studies).answer for name in self.data]
+                shown = [one for item in chosen for one in item.show_own(answers)]
+                return PaperItem(rows, shown, source=", ".join(self.data))
+            numbers = [item.number for item in chosen]
+            shown = [_lettered(one, item, chosen) for item in chosen for one in item.show(studies)]
+            printed = [_claim_row(claim, studies) for claim in claims() if claim.item in numbers]
+        return PaperItem(rows, shown, printed)
+
+
+def _lettered(one: Panel | Table, item: Item, chosen: Sequence[Item]) -> Panel | Table:
+    """A panel titled with the letter of its subfigure, where there are several."""
+    return replace(one, title=f"({item.number[-1]}) {one.title}") if len(chosen) > 1 else one
+
+
+def _item_row(item: Item) -> ItemRow:
+    return ItemRow(item.number, item.title, item.label, item.command, item.note)
+
+
+def _claim_row(claim: Claim, studies: PaperStudies) -> ClaimRow:
+    value = claim.compute(studies)
+    return ClaimRow(claim.name, claim.arm, claim.item, claim.printed, value, claim.tolerance)
+
+
+paper = function(Paper)
