@@ -86,7 +86,7 @@ def test_smaller_runs_are_made_after_one_that_exceeds_the_flops_budget(
         drive(asks(*specs), store, instant, budget=budget)
     assert instant.ran == [30, 2, 1]
     # The largest never fits: the same budget will not do, and what would is said.
-    assert "command continues" not in str(error.value) and "raise --budget" in str(error.value)
+    assert "command continues" not in str(error.value) and "raise `budget`" in str(error.value)
 
 
 def test_smaller_runs_are_made_after_one_that_exceeds_the_time_budget(
@@ -147,7 +147,7 @@ def test_a_flops_budget_too_small_for_any_run_names_a_sufficient_one(
     said = str(error.value)
     assert instant.ran == [] and "0 runs of this batch were made, 4 runs are left" in said
     assert "command continues" not in said and error.value.exit_code == 3
-    needed = re.search(r"the smallest needs (\S+) FLOPs; raise --budget", said)
+    needed = re.search(r"the smallest needs (\S+) FLOPs; raise `budget`", said)
     assert needed is not None
     with pytest.raises(BudgetReached):
         drive(asks(*specs), store, instant, budget=Budget.parse(needed[1]))
@@ -160,7 +160,7 @@ def test_a_time_budget_too_small_for_any_run_names_a_sufficient_one(
     # 6 s by the estimate, and something is gone already when the first run is chosen.
     one = spec(1)
     progress = BatchProgress(store, speed=Speed((), expected_flops(one), "assumed"), quiet=True)
-    with pytest.raises(BudgetReached, match="the smallest needs 7 s; raise --budget"):
+    with pytest.raises(BudgetReached, match="the smallest needs 7 s; raise `budget`"):
         drive(asks(one), store, instant, budget=Budget(seconds=6), progress=progress)
     assert instant.ran == []
 

@@ -151,7 +151,7 @@ def test_importing_the_registry_imports_neither_numpy_nor_a_study() -> None:
 def test_unknown_options_and_study_names_are_rejected(tiny: StudyContext) -> None:
     with pytest.raises(UsageError, match="nearest are ladder"):
         find_study("laddr")
-    with pytest.raises(UsageError, match="tpp does not take --rungs"):
+    with pytest.raises(UsageError, match="tpp does not take `rungs`; these do: ladder"):
         find_study("tpp").start(tiny, {"rungs": [2, 3]})
     for name, study in STUDIES.items():
         if study.parts:

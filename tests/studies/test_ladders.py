@@ -188,7 +188,7 @@ def test_ladder_with_too_few_rungs_is_rejected_before_it_runs(paper: StudyContex
 
 def test_insufficient_data_is_rejected_with_a_remedy(tiny: StudyContext) -> None:
     poor = replace(tiny, data=replace(tiny.data, train_tokens=300_000))
-    with pytest.raises(UsageError, match=r"--epochs \d+"):
+    with pytest.raises(UsageError, match=r"`epochs` \d+"):
         next(ladder(poor))
     repeated = next(ladder(replace(poor, epochs=20)))
     assert {spec.data.epochs for spec in repeated} == {1, 20}
@@ -230,7 +230,7 @@ def test_held_out_rung_on_repeated_data_gives_a_warning(tiny: StudyContext) -> N
 def test_held_out_rung_with_insufficient_data_is_rejected_before_the_ladder_runs(tiny: StudyContext) -> None:
     longest = max(spec.tokens for spec in next(extrapolate(tiny)))
     enough = replace(tiny.data, train_tokens=longest // tiny.preset.context * (tiny.preset.context + 1))
-    with pytest.raises(UsageError, match=r"depth 7 needs .*--epochs \d"):
+    with pytest.raises(UsageError, match=r"depth 7 needs .*`epochs` \d"):
         next(extrapolate(replace(tiny, data=enough)))
 
 

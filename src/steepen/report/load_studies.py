@@ -149,7 +149,7 @@ def _records(
     if answer.runs and not runs.is_dir():
         raise SteepenError(
             f"the runs of the study {name} are not in {runs}, which does not exist; "
-            "say where they are with --runs."
+            "say where they are with `runs`."
         )
     records: list[RunRecord] = []
     failures: list[tuple[str, str]] = []
@@ -164,6 +164,6 @@ def _records(
         else:
             raise SteepenError(
                 f"the run {run} of the study {name} has no record in {runs}; "
-                "say where the runs are with --runs, or run the study again."
+                "say where the runs are with `runs`, or run the study again."
             )
     return tuple(records), tuple(failures)

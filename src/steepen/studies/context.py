@@ -147,11 +147,11 @@ class StudyContext:
         sizes = (self.data.train_tokens, self.preset.context, planned.batch_tokens)
         steps = data.steps_per_epoch(*sizes)
         if planned.steps > data.max_steps(*sizes):
-            repeat = f", or repeat it with --epochs {-(-planned.steps // steps)}" if steps else ""
+            repeat = f", or repeat it with `epochs` {-(-planned.steps // steps)}" if steps else ""
             raise UsageError(
                 f"{planned.arm.name} at depth {planned.shape.depth} needs {planned.tokens:,} tokens and the "
                 f"data has {steps * planned.batch_tokens:,}; prepare more (`steepen data prepare`), leave "
-                f"out the largest rungs (--rungs){repeat}."
+                f"out the largest rungs (`rungs`){repeat}."
             )
         # One epoch if it suffices, so that the hash of such a run does not depend on `self.epochs`.
         if planned.steps <= steps and epochs is None:
@@ -216,7 +216,7 @@ def find_arms(names: Arms) -> list[Arm]:
     found = [find_arm(name) for name in names]
     repeated = {arm.name for arm in found if sum(other.name == arm.name for other in found) > 1}
     if repeated:
-        raise UsageError(f"--arms names {', '.join(sorted(repeated))} twice; once is enough.")
+        raise UsageError(f"`arms` names {', '.join(sorted(repeated))} twice; once is enough.")
     return found
 
 

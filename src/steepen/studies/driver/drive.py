@@ -214,7 +214,7 @@ class _BatchRunner:
         needed = budget.smallest_sufficient(*min(costs, key=lambda cost: cost[budget.flops is None]))
         return BudgetReached(
             f"the budget of {budget} is too small for what is left: {state}, and the smallest needs "
-            f"{needed}; raise --budget to go on."
+            f"{needed}; raise `budget` to go on."
         )
 
 

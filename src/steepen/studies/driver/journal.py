@@ -252,7 +252,7 @@ def find_study_folder(study: str, studies: Path) -> Path:
         raise UsageError(f"the folder {study} holds no study (there is no {JOURNAL} in it).")
     has = f"the nearest in {studies} are {nearest(study, known)}" if known else f"{studies} has no studies"
     raise UsageError(
-        f"there is no study {study!r}: {has}; give a study's folder, or its name with --studies."
+        f"there is no study {study!r}: {has}; give a study's folder, or its name with `studies`."
     )
 
 

@@ -72,7 +72,7 @@ def extrapolate(
     if depth <= max(own.depths):
         raise UsageError(
             f"the held-out depth {depth} is inside the ladder (up to d{max(own.depths)}); give a deeper one "
-            "with --hold-out."
+            "with `hold_out`."
         )
     planned = own.recipe.at(target, depth, context.size_rule)
     context.spec(planned)  # raises if the data are too few, before the ladder is trained

@@ -180,7 +180,7 @@ def ladders_with_enough_rungs(
         elif ladder.label == reference:
             raise UsageError(
                 f"the reference {reference} has {len(ladder.depths)} rungs and a law needs at least "
-                f"{minimum}; give more with --rungs."
+                f"{minimum}; give more with `rungs`."
             )
         else:
             warnings.append(
@@ -189,7 +189,7 @@ def ladders_with_enough_rungs(
     if len(possible) < 2:
         why = f" ({'; '.join(warnings)})" if warnings else ""
         raise UsageError(
-            f"a ladder is judged against a reference: give at least one more arm with --arms{why}."
+            f"a ladder is judged against a reference: give at least one more arm with `arms`{why}."
         )
     return possible, warnings
 

@@ -10,15 +10,20 @@ from typing import Any
 import numpy as np
 
 from steepen.laws.analysis import LadderAnalysis
+from steepen.laws.hypotheses.nested_models import Hypothesis
 from steepen.laws.verdict.multipliers import Multiplier
 from steepen.recipe.hyperparameters import with_paper_code
 from steepen.studies.answer import Axis, Panel, Series, StudyFit, StudyVerdict, Table
 from steepen.studies.cells import table_of
 from steepen.studies.ladders.ladder_runs import Measure, MeasuredLadder, cost_of
-from steepen.studies.plotting import finite_or_none, line, points
+from steepen.studies.plotting import line, points
 from steepen.studies.verdict_row import legend, verdict_row
 from steepen.utils.cost_axis import cost_axis
 from steepen.utils.formatting import percent
+
+HYPOTHESES: dict[Hypothesis, str] = {
+    "exponent": "exponent", "irreducible": "irreducible loss", "free": "free"
+}  # fmt: skip
 
 
 def study_verdicts(
@@ -97,35 +102,25 @@ def _levels(analysis: LadderAnalysis) -> str:
     )
 
 
-def hypotheses_table(analysis: LadderAnalysis, by: Measure = "flops") -> Table:
+def hypotheses_table(analysis: LadderAnalysis) -> Table:
     """Each arm's multipliers beyond the ladder under every hypothesis that is not rejected."""
-    noun = cost_axis(by).noun
-    rows: list[tuple[object, ...]] = []
+    rows: list[dict[str, Any]] = []
     for name, verdict in analysis.verdicts.items():
-        row: list[object] = [name]
-        for hypothesis in ("exponent", "irreducible", "free"):
-            fit = verdict.hypotheses[hypothesis]
-            tenable = hypothesis in verdict.tenable
-            row += [finite_or_none(p.multiplier) if tenable else None for p in fit.predictions[:2]]
+        row: dict[str, Any] = {"arm": name}
+        for hypothesis, words in HYPOTHESES.items():
+            fit, tenable = verdict.hypotheses[hypothesis], hypothesis in verdict.tenable
+            for times, prediction in zip((10, 1000), fit.predictions, strict=False):
+                row[f"{words}: × at {times}×"] = prediction.multiplier if tenable else None
             if fit.p_against_free is not None:
-                row.append(finite_or_none(fit.p_against_free))
-        rows.append(tuple(row))
-    return Table(
-        title="Exponent and irreducible-loss hypotheses" + ("" if by == "flops" else f", per {noun}"),
-        columns=(
-            "arm", "exponent: × at 10×", "exponent: × at 1000×", "exponent: p",
-            "irreducible loss: × at 10×", "irreducible loss: × at 1000×", "irreducible loss: p",
-            "free: × at 10×", "free: × at 1000×",
-        ),
-        rows=tuple(rows),
-        caption=(
-            f"The {noun} multiplier at 10 and 1000 times the reference's top budget under either hypothesis: "
-            "a better exponent above one irreducible loss, or a lower irreducible loss with one exponent. "
-            "Fitted and extrapolated, not measured. A small p rejects a hypothesis, whose multipliers are "
-            "then left out; if neither is rejected, both are open; if both are, E and γ are fitted freely."
-        ),
-        arm_column=0,
-    )  # fmt: skip
+                row[f"{words}: p"] = fit.p_against_free
+        rows.append(row)
+    caption = (
+        "The compute multiplier at 10 and 1000 times the reference's top budget under either hypothesis: "
+        "a better exponent above one irreducible loss, or a lower irreducible loss with one exponent. "
+        "Fitted and extrapolated, not measured. A small p rejects a hypothesis, whose multipliers are "
+        "then left out; if neither is rejected, both are open; if both are, E and γ are fitted freely."
+    )
+    return table_of("Exponent and irreducible-loss hypotheses", rows, caption, arm_column=0)
 
 
 def paper_method_table(analysis: LadderAnalysis) -> Table | None:
@@ -299,64 +294,39 @@ def exponent_panel(
 
 def recipes_table(measured: Sequence[MeasuredLadder]) -> Table:
     """Each ladder's recipe: base values, the rule of the learning rate, tokens and growth."""
-    first = measured[0].spec.recipe.base.to_dict()
-    rows: list[tuple[object, ...]] = []
+    rows: list[dict[str, Any]] = []
     for one in measured:
-        recipe, depths = one.spec.recipe, one.spec.depths
-        anchor = recipe.learning_rate_base or recipe.base.learning_rate
-        rho: object = recipe.rho
+        recipe, depths, rho = one.spec.recipe, one.spec.depths, one.spec.recipe.rho
         if one.spec.arm.passes.grows and rho is None:
             shapes = {record.spec.shape.depth: record.spec.schedule for record in one.records}
             found = [1 - (schedule.stages[1].start or 0.0) for schedule in shapes.values() if schedule.grows]
             rho = f"{min(found):.2f} to {max(found):.2f}" if found else None
         rules = ", ".join(f"{rule.hyperparameter} {rule.exponent:+g}" for rule in recipe.scaling)
-        values = {**recipe.base.to_dict(), "learning_rate": anchor}
-        rows.append(
-            (
-                one.spec.label, recipe.learning_rate_exponent, recipe.tpp, rho, rules or None,
-                f"d{min(depths)} to d{max(depths)}", *(values[name] for name in first),
-            )
-        )  # fmt: skip
-    return Table(
-        "Recipes of the ladders",
-        (
-            "arm", "exponent of the learning rate", "tokens per parameter", "ρ", "also scaled", "depths",
-            *map(with_paper_code, first),
-        ),
-        tuple(rows),
+        anchor = {"learning_rate": recipe.learning_rate_base or recipe.base.learning_rate}
+        rows.append({
+            "arm": one.spec.label, "exponent of the learning rate": recipe.learning_rate_exponent,
+            "tokens per parameter": recipe.tpp, "ρ": rho, "also scaled": rules or None,
+            "depths": f"d{min(depths)} to d{max(depths)}",
+            **{with_paper_code(name): value for name, value in (recipe.base.to_dict() | anchor).items()},
+        })  # fmt: skip
+    caption = (
         "Base values, with the learning rate at the depth of tuning. For a growing arm, tokens per parameter "
-        "set its budget without growth (t_ref), and ρ is the fraction of tokens after growth.",
-        arm_column=0,
-    )  # fmt: skip
+        "set its budget without growth (t_ref), and ρ is the fraction of tokens after growth."
+    )
+    return table_of("Recipes of the ladders", rows, caption, arm_column=0)
 
 
 def runs_table(measured: Sequence[MeasuredLadder]) -> Table:
     """One row per run."""
-    rows = tuple(
-        (
-            one.spec.label, record.spec.shape.depth, record.spec.seed, record.parameters.initial_stored,
-            record.tokens, record.flops, record.validation_loss, record.seconds_training,
-            record.spec.hyperparameters.learning_rate, record.run,
-        )
+    rows = [
+        {
+            "arm": one.spec.label, "depth": record.spec.shape.depth, "seed": record.spec.seed,
+            "parameters": record.parameters.initial_stored, "tokens": record.tokens, "FLOPs": record.flops,
+            "loss": record.validation_loss, "seconds": record.seconds_training,
+            "learning rate (GLR)": record.spec.hyperparameters.learning_rate, "run": record.run,
+        }
         for one in measured
         for record in one.records
-    )  # fmt: skip
-    return Table(
-        "Runs",
-        (
-            "arm",
-            "depth",
-            "seed",
-            "parameters",
-            "tokens",
-            "FLOPs",
-            "loss",
-            "seconds",
-            "learning rate (GLR)",
-            "run",
-        ),
-        rows,
-        "Parameters are those stored at the start; seconds are of training alone.",
-        per_run=True,
-        arm_column=0,
-    )
+    ]  # fmt: skip
+    caption = "Parameters are those stored at the start; seconds are of training alone."
+    return replace(table_of("Runs", rows, caption, arm_column=0), per_run=True)

@@ -220,7 +220,7 @@ def _set_measured_loss(chain: Chain, loss: float) -> None:
         what = "combination of settings that helped individually" if chain.steps else "initial recipe"
         raise SteepenError(
             f"the {what} diverges for {chain.arm.name} at this preset, so there is nothing to tune from; "
-            "lower its learning rate in a preset file and start with --from-recipe."
+            "lower its learning rate in a preset file and start with `from_recipe`."
         )
     chain.loss = loss
     if chain.steps and loss > chain.steps[-1]["best"]:
