@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from steepen.api.plans import arms as arms
     from steepen.api.plans import best_passes as best_passes
     from steepen.api.plans import plan as plan
-    from steepen.api.plans import spec as spec
     from steepen.api.runs import open_runs as open_runs
     from steepen.api.studies import dry_run_study as dry_run_study
     from steepen.api.studies import ladder as ladder
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from steepen.api.studies import study as study
     from steepen.api.training import evaluate as evaluate
     from steepen.api.training import prepare as prepare
-    from steepen.api.training import train as train
     from steepen.errors import SteepenError as SteepenError
     from steepen.errors import UsageError as UsageError
     from steepen.inference.export import export as export
@@ -44,14 +42,18 @@ if TYPE_CHECKING:
     from steepen.model.arm import PassSchedule as PassSchedule
     from steepen.requests.fit import fit as fit
     from steepen.requests.power import power as power
+    from steepen.requests.spec import spec as spec
+    from steepen.requests.train import train as train
 
     __version__: str
 
 _LAZY = {
     "fit": "steepen.requests.fit",
     "power": "steepen.requests.power",
-    **dict.fromkeys(("arms", "plan", "best_passes", "spec"), "steepen.api.plans"),
-    **dict.fromkeys(("prepare", "train", "evaluate"), "steepen.api.training"),
+    "spec": "steepen.requests.spec",
+    "train": "steepen.requests.train",
+    **dict.fromkeys(("arms", "plan", "best_passes"), "steepen.api.plans"),
+    **dict.fromkeys(("prepare", "evaluate"), "steepen.api.training"),
     **dict.fromkeys(("ladder", "study", "dry_run_study", "open_study"), "steepen.api.studies"),
     "downstream": "steepen.api.downstream",
     "open_runs": "steepen.api.runs",

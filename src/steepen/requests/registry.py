@@ -46,7 +46,7 @@ VERBS: dict[str, Verb] = {
         Verb("best-passes", f"{_CLI}.best_passes:best_passes", "The best number of core passes at a size.",
              PLAN),
         Verb("power", f"{_HERE}.power:Power", "Statistical power of a planned ladder.", PLAN),
-        Verb("train", f"{_CLI}.train:train", "Train or resume one run.", RUN),
+        Verb("train", f"{_HERE}.train:Train", "Train or resume one run.", RUN),
         Verb("study", f"{_CLI}.study:study", "Run or resume a study: all its runs and its answer.", RUN),
         Verb("data", f"{_CLI}.data:app", "Prepare, show and verify tokenized text.", RUN),
         Verb("status", f"{_CLI}.status:status", "Show the progress of a study.", INSPECT),
