@@ -31,11 +31,11 @@ from steepen.model.arms import find_arm
 from steepen.optim.config import OptimizerConfig
 from steepen.recipe.flops import stored_parameters
 from steepen.recipe.paper_tables import INITIAL
+from steepen.results.arms import family_panel
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.answer import Answer, Panel, Table
 from steepen.studies.context import DatasetInfo, StudyContext, starting_arm
 from steepen.studies.data_constrained import depth_comparison
-from steepen.studies.family_panel import family_panel
 from steepen.studies.ladders.ladder import compare_ladders
 from steepen.studies.ladders.ladder_runs import LadderSpec
 from steepen.studies.preset import ArmRungs, load_preset

@@ -23,16 +23,12 @@ if TYPE_CHECKING:
     from steepen.api.downstream import downstream as downstream
     from steepen.api.pack import pack as pack
     from steepen.api.pack import unpack as unpack
-    from steepen.api.plans import arms as arms
-    from steepen.api.plans import best_passes as best_passes
-    from steepen.api.plans import plan as plan
     from steepen.api.runs import open_runs as open_runs
     from steepen.api.studies import dry_run_study as dry_run_study
     from steepen.api.studies import ladder as ladder
     from steepen.api.studies import open_study as open_study
     from steepen.api.studies import study as study
     from steepen.api.training import evaluate as evaluate
-    from steepen.api.training import prepare as prepare
     from steepen.errors import SteepenError as SteepenError
     from steepen.errors import UsageError as UsageError
     from steepen.inference.export import export as export
@@ -40,7 +36,11 @@ if TYPE_CHECKING:
     from steepen.inference.import_model import import_model as import_model
     from steepen.model.arm import Arm as Arm
     from steepen.model.arm import PassSchedule as PassSchedule
+    from steepen.requests.arms import arms as arms
+    from steepen.requests.arms import best_passes as best_passes
+    from steepen.requests.data import prepare as prepare
     from steepen.requests.fit import fit as fit
+    from steepen.requests.plan import plan as plan
     from steepen.requests.power import power as power
     from steepen.requests.spec import spec as spec
     from steepen.requests.train import train as train
@@ -52,8 +52,10 @@ _LAZY = {
     "power": "steepen.requests.power",
     "spec": "steepen.requests.spec",
     "train": "steepen.requests.train",
-    **dict.fromkeys(("arms", "plan", "best_passes"), "steepen.api.plans"),
-    **dict.fromkeys(("prepare", "evaluate"), "steepen.api.training"),
+    "plan": "steepen.requests.plan",
+    **dict.fromkeys(("arms", "best_passes"), "steepen.requests.arms"),
+    "prepare": "steepen.requests.data",
+    "evaluate": "steepen.api.training",
     **dict.fromkeys(("ladder", "study", "dry_run_study", "open_study"), "steepen.api.studies"),
     "downstream": "steepen.api.downstream",
     "open_runs": "steepen.api.runs",

@@ -25,7 +25,9 @@ from steepen.requests.request import Argument, Option, Request, fields_of, funct
 from steepen.utils.codec import Range
 from steepen.utils.values import Duration, Integers, Numbers, Pairs, Tokens, Words
 
-REQUESTS = {name: kind for name in VERBS if isinstance(kind := load(name), type)}
+REQUESTS = {
+    name: kind for name, verb in VERBS.items() if verb.target and isinstance(kind := load(name), type)
+}
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def test_fewer_tokens_than_a_step_are_noted_before_training(
     place = ["--data", str(tiny_data.directory), "--runs", str(tmp_path / "runs")]
     assert main(["train", "--device", "cpu", *place, *RUN, "--tokens", "100"]) == 0
     said = capfd.readouterr().err
-    assert 0 <= said.find("--tokens 100 is less than one step of 256 tokens") < said.index("step 1/1")
+    assert 0 <= said.find("100 tokens are less than one step of 256") < said.index("step 1/1")
 
 
 def test_training_imports_neither_compiler_nor_sympy(tiny_data: Dataset, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steepen.api.plans import recipe_names
 from steepen.api.result import Result, marked_rows, new_axes, wrap
 from steepen.api.runs import Runs, open_runs
 from steepen.errors import UsageError
@@ -229,7 +228,9 @@ def _choose(
     found = preset if isinstance(preset, Preset) else load_preset(str(preset))
     found = with_sweep_flops(found, sweep_flops)
     optimizer = None if optimizer is None else object_name(optimizer, "optimizer")
-    choice = choose_recipes(recipe_names(recipe), tpp)
+    choice = choose_recipes(
+        [str(one) for one in ([recipe] if isinstance(recipe, str | Path) else recipe)], tpp
+    )
     chosen_arms = [find_arm(arm) for arm in arms]
     given: dict[str, Any] = {**(options or {}), **({"arms": chosen_arms} if chosen_arms else {})}
     # Reject wrong options before data is prepared.

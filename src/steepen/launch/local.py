@@ -88,7 +88,7 @@ class LocalLauncher(LauncherBase):
         self.sharing: list[Job] = []  # that have some of them
         if not context.gpus_per_run.single:
             if runs_per_gpu != 1:
-                raise UsageError("runs_per_gpu and --gpus-per-run exclude each other.")
+                raise UsageError("runs_per_gpu and `gpus_per_run` exclude each other.")
             pool: list[str | None] = [*(devices or [None] * available_cores())]
             count = context.gpus_per_run.count
             most = max(1, len(pool) // (1 if count == "auto" else count))
@@ -131,7 +131,7 @@ class LocalLauncher(LauncherBase):
             if gpus > total:
                 raise UsageError(
                     f"{job.spec.arm.name} d{job.spec.shape.depth} needs {gpus} GPUs, and this machine has "
-                    f"{total}; use --launcher slurm, or fewer --gpus-per-run."
+                    f"{total}; use `launcher` slurm, or fewer `gpus_per_run`."
                 )
             if gpus > len(self.pool):
                 return

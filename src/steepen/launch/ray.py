@@ -92,7 +92,7 @@ class RayLauncher(LauncherBase):
             import ray
         except ImportError as error:
             raise SteepenError(
-                "--launcher ray needs the package ray; install it with `pip install 'steepen[ray]'`."
+                "`launcher` ray needs the package ray; install it with `pip install 'steepen[ray]'`."
             ) from error
         sizes = (num_cpus, num_gpus or 0)
         good = all(is_number(value) and 0 <= value <= MAX_PER_MACHINE for value in sizes)
@@ -182,8 +182,8 @@ class RayLauncher(LauncherBase):
         nodes = gpus // on_node
         if nodes * on_node != gpus:
             raise UsageError(
-                f"--gpus-per-run {gpus} is not possible: it must be a multiple of the {on_node} GPUs of a "
-                "node (--launcher-option max_gpus_per_node=N)."
+                f"`gpus_per_run` = {gpus} is not possible: it must be a multiple of the {on_node} GPUs of a "
+                "node (`launcher_options` max_gpus_per_node=N)."
             )
         need = {"CPU": self.num_cpus * on_node, "GPU": self._gpus * on_node}
         need = {name: amount for name, amount in need.items() if amount}
@@ -216,8 +216,8 @@ class RayLauncher(LauncherBase):
             if self.address is None and amount * nodes > have.get(name, 0):
                 raise UsageError(
                     f"a run needs {amount * nodes:g} {name}s, and the Ray of this machine has "
-                    f"{have.get(name, 0):g}; use a cluster (--launcher-option address=…), or fewer "
-                    "--gpus-per-run."
+                    f"{have.get(name, 0):g}; use a cluster (`launcher_options` address=…), or fewer "
+                    "`gpus_per_run`."
                 )
 
     def poll(self, running: Sequence[Job]) -> list[tuple[Job, Attempt]]:

@@ -47,7 +47,7 @@ def _make_private(folder: Path) -> None:
     if state.st_uid != os.geteuid():
         raise SteepenError(
             f"{folder} belongs to another user, whose files would run as code; give a folder of your own "
-            "with --launcher-option folder=DIR."
+            "with `launcher_options` folder=DIR."
         )
     if state.st_mode & 0o022:
         folder.chmod(state.st_mode & 0o7755)
@@ -150,7 +150,7 @@ class SlurmLauncher(LauncherBase):
             import submitit
         except ImportError as error:
             raise SteepenError(
-                "--launcher slurm needs the package submitit; install it with `pip install 'steepen[slurm]'`."
+                "`launcher` slurm needs the package submitit; install it with `pip install 'steepen[slurm]'`."
             ) from error
         self.cluster = options.pop("cluster", "slurm")
         self.threads = _whole("threads", options.pop("threads", 1))
@@ -202,8 +202,8 @@ class SlurmLauncher(LauncherBase):
         several = gpus > self.max_gpus_per_node
         if several and gpus % self.max_gpus_per_node:
             raise UsageError(
-                f"--gpus-per-run {gpus} is not possible: it must be a multiple of the "
-                f"{self.max_gpus_per_node} GPUs of a node (--launcher-option max_gpus_per_node=N)."
+                f"`gpus_per_run` = {gpus} is not possible: it must be a multiple of the "
+                f"{self.max_gpus_per_node} GPUs of a node (`launcher_options` max_gpus_per_node=N)."
             )
         ranks = 1 if several else gpus
         results = [[self.folder / f"result-{uuid.uuid4().hex}.json" for _ in group] for group in groups]

@@ -43,10 +43,11 @@ def build_command(verb: Verb) -> Any:
     members = [one for one in VERBS.values() if one.name.startswith(f"{verb.name} ")]
     if not verb.target:
         listed: dict[str, Any] = {one.name.partition(" ")[2]: _listed(one) for one in members}
-        return TyperGroup(
+        group = TyperGroup(
             name=verb.name, help=verb.summary, no_args_is_help=True, rich_markup_mode="rich",
             context_settings=CONTEXT, commands=listed,
         )  # fmt: skip
+        return shorten_types(group)
     found = verb.load()
     if isinstance(found, typer.Typer):  # commands that are not requests yet
         return _name_options(shorten_types(typer.main.get_command(found)))

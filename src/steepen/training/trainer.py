@@ -106,7 +106,7 @@ def _train(
                 "data": dataset.identity,
                 "code": device_info.package_digest(),
                 "version of torch": torch.__version__,
-                "--shard": options.shard,
+                "shard": options.shard,
             }
         )
     directory = store.run(spec)
@@ -170,7 +170,7 @@ def execution_mode(
     if ranks > 1 and options.shard == "full":
         # FSDP2 gathers parameters around the modules' own forward, which the fused kernels bypass.
         if fused:
-            raise UsageError("--shard full runs the reference or torch.compile: leave --fused out.")
+            raise UsageError("`shard` full runs the reference or torch.compile: leave `fused` out.")
         fused = False
     return choose_execution_mode(
         spec.arm.block,
@@ -187,7 +187,7 @@ def _explain_out_of_memory(error: Exception) -> Exception:
     if is_out_of_memory(error):
         return OutOfMemory(
             "out of memory outside gradient computation (optimizer step, growth or validation); "
-            "use a smaller --micro-batch, or a device with more memory."
+            "use a smaller `micro_batch`, or a device with more memory."
         )
     return error
 
