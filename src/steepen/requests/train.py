@@ -119,6 +119,8 @@ class Train(SpecFields, TrainOptions, Request["Run"]):
         run, notes = self.find_spec(dataset)
         if self.write_spec is not None:
             write_json(self.write_spec, run.to_dict())
+            if self.spec is None and self.precision == "auto" and run.precision == "fp32":
+                self._print_notes(["the precision is fp32, as this device is a CPU; a GPU would get bf16."])
             print(run.hash)
             return
         main = process_environment().is_main

@@ -105,6 +105,8 @@ def _load(
         fill = weight_copier(network, stored)
         optimizer = _place_on_device(spec, network, device, mode, world, shard, fill)
         state: OptimizerState = {}
+        # Files are read by the name of the parameter, not by the rank that wrote them: any number of ranks
+        # resumes what any other number has saved.
         for owned in owned_pieces(network, optimizer):
             name = owned.piece.name
             if name in sources:
@@ -112,6 +114,7 @@ def _load(
             elif found := reader.read_state(name, owned.piece):
                 state[name] = found
         optimizer.load_state(state)
+        # Last: building and placing the network draws random numbers.
         _restore_random_state(reader, spec, training_progress.step, device, world.rank)
     return network, optimizer, replace(training_progress, resumed=training_progress.resumed + 1)
 
