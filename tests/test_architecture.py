@@ -53,11 +53,15 @@ ALLOWED: dict[str, set[str]] = {
         *("evaluation.core.suite", "evaluation.scored_runs"),
     },
     # Rows and how they are shown. `report` draws the panels of a result.
-    "results": {"laws", "launch.cost_estimate", "report", "runs", "studies", "utils", "api.runs"},
+    "results": {
+        *("data", "laws", "launch.cost_estimate", "recipe", "report", "runs", "studies", "utils", "api.runs"),
+        *MODEL_CONFIG,
+    },
     # What can be asked; `cli` and `api` have what is not a request yet.
     "requests": {
         *("data", "model", "recipe", "runs", "launch", "training", "evaluation", "studies", "laws", "report"),
         *("distributed", "inference", "reproduction", "results", "utils", "api.launched_scores"),
+        *("api.runs", "cli.score_tables"),  # until `runs` and `eval` are requests
     },
     "cli": {
         *("data", "model", "recipe", "runs", "launch", "training", "evaluation", "studies", "laws", "report"),

@@ -20,8 +20,6 @@ from hypothesis import strategies as st
 
 from run_fixtures import make_spec
 from steepen.cli.parse_lists import MAX_INTEGER, parse_integers, parse_words
-from steepen.cli.token_count import parse_token_count
-from steepen.cli.train import _whole
 from steepen.data.manifest import MANIFEST, Manifest
 from steepen.data.tokenize_source import JOURNAL, read_journal
 from steepen.data.tokenizer import MAX_BPE, Tokenizer, parse_tokenizer
@@ -43,6 +41,8 @@ from steepen.recipe.paper_tables import PAPER
 from steepen.recipe.recipe_choice import choose_recipes
 from steepen.recipe.recipe_file import RecipeFile, read_recipe
 from steepen.requests import decode
+from steepen.requests.data import Prepare
+from steepen.requests.train import Train
 from steepen.runs.fields import sort_by_field
 from steepen.runs.metrics import read_metrics
 from steepen.runs.record import RunRecord
@@ -86,6 +86,10 @@ def in_bundle(text: str, file: str) -> object:
         return Bundle.open(root)
 
 
+def token_count(text: str) -> int | None:
+    return Prepare("builtin", Path("out"), val_tokens=text).val_tokens  # pyright: ignore[reportArgumentType]
+
+
 def whole(low: int, high: float) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, int) and low <= value <= high
 
@@ -105,10 +109,10 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Callable[[Any], bool]]] = {
         lambda text: parse_integers("--rungs", text),
         lambda found: len(found) <= MAX_INTEGER + 1 and all(0 <= n <= MAX_INTEGER for n in found),
     ),
-    "token counts": (parse_token_count, whole(0, 10**15)),
+    "token counts": (token_count, whole(0, 10**15)),
     "micro-batch": (
-        lambda text: _whole(text, "micro-batch", "auto"),
-        lambda found: found == "auto" or 1 <= found < 10**9,
+        lambda text: Train({}, micro_batch=text).micro_batch,  # pyright: ignore[reportArgumentType]
+        lambda found: found == "auto" or 1 <= found <= 10**9,
     ),
     "budget": (
         Budget.parse,
@@ -239,7 +243,7 @@ def test_ranges_are_those_of_python(first: int, length: int, step: int) -> None:
 def test_token_counts_survive_units(count: int, unit: str) -> None:
     factor = {"": 1, "K": 10**3, "m": 10**6, "B": 10**9, "t": 10**12}[unit]
     count = min(count, 10**15 // factor)
-    assert parse_token_count(f"{count}{unit}") == count * factor
+    assert token_count(f"{count}{unit}") == count * factor
 
 
 @given(flops=st.floats(1, 1e40))

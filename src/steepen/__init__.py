@@ -22,14 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from steepen.api.downstream import downstream as downstream
-    from steepen.api.plans import arms as arms
-    from steepen.api.plans import best_passes as best_passes
-    from steepen.api.plans import plan as plan
-    from steepen.api.plans import spec as spec
     from steepen.api.runs import open_runs as open_runs
     from steepen.api.training import evaluate as evaluate
-    from steepen.api.training import prepare as prepare
-    from steepen.api.training import train as train
     from steepen.errors import SteepenError as SteepenError
     from steepen.errors import UsageError as UsageError
     from steepen.inference.export import export as export
@@ -37,15 +31,21 @@ if TYPE_CHECKING:
     from steepen.inference.import_model import import_model as import_model
     from steepen.model.arm import Arm as Arm
     from steepen.model.arm import PassSchedule as PassSchedule
+    from steepen.requests.arms import arms as arms
+    from steepen.requests.arms import best_passes as best_passes
+    from steepen.requests.data import prepare as prepare
     from steepen.requests.fit import fit as fit
     from steepen.requests.paper import paper as paper
+    from steepen.requests.plan import plan as plan
     from steepen.requests.power import power as power
     from steepen.requests.report import pack as pack
     from steepen.requests.report import unpack as unpack
+    from steepen.requests.spec import spec as spec
     from steepen.requests.status import status as status
     from steepen.requests.study import dry_run_study as dry_run_study
     from steepen.requests.study import ladder as ladder
     from steepen.requests.study import study as study
+    from steepen.requests.train import train as train
     from steepen.results.study import open_study as open_study
 
     __version__: str
@@ -54,8 +54,12 @@ _LAZY = {
     "fit": "steepen.requests.fit",
     "power": "steepen.requests.power",
     "paper": "steepen.requests.paper",
-    **dict.fromkeys(("arms", "plan", "best_passes", "spec"), "steepen.api.plans"),
-    **dict.fromkeys(("prepare", "train", "evaluate"), "steepen.api.training"),
+    "spec": "steepen.requests.spec",
+    "train": "steepen.requests.train",
+    "plan": "steepen.requests.plan",
+    **dict.fromkeys(("arms", "best_passes"), "steepen.requests.arms"),
+    "prepare": "steepen.requests.data",
+    "evaluate": "steepen.api.training",
     **dict.fromkeys(("ladder", "study", "dry_run_study"), "steepen.requests.study"),
     "open_study": "steepen.results.study",
     "status": "steepen.requests.status",

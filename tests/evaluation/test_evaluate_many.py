@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
-from steepen.api.launched_scores import request_words
+from steepen.api.launched_scores import request_words, run_in_worker
 from steepen.cli.app import main
 from steepen.data import Dataset
-from steepen.errors import UsageError
+from steepen.errors import Failure, RemoteError, UsageError
 from steepen.evaluation.core.bundle import Bundle
 from steepen.evaluation.core.run_suite import CoreOptions
 from steepen.evaluation.evaluate_many import choose_part
 from steepen.evaluation.evaluate_run import EvaluationRequest
-from steepen.launch.base import Failure, Job, evaluation_result
-from steepen.launch.evaluate_entry import eval_arguments
+from steepen.launch.base import Job, attempt_result
 from steepen.launch.worker import Attempt
 from steepen.runs.store import RunDirectory
 from steepen.studies.driver.journal import Journal
@@ -103,10 +102,10 @@ def test_launcher_evaluates_runs_as_jobs(
     again, said = evaluated(capsys, 0, run, *options)
     assert (again["evaluated"], again["skipped"]) == (0, 1) and "1 run has these scores already." in said
     # A job that fails has no scores, though the run has a record, which stays as it is.
-    job = Job(record.spec, RunDirectory(run))
-    result = evaluation_result(job, Attempt(1, "steepen: the checkpoint is damaged."))
-    assert isinstance(result, Failure) and result.message == "the checkpoint is damaged."
-    assert evaluation_result(job, Attempt(0)) == record
+    job = Job(record.spec, RunDirectory(run), finished=True)
+    damaged = Failure("CheckpointDamaged", "the checkpoint is damaged.")
+    assert attempt_result(job, Attempt(damaged)) == damaged
+    assert attempt_result(job, Attempt()) == record
     # A launcher finds a run by its hash.
     assert main(["eval", str(many / "b"), "--data", str(dataset.directory), "--launcher", "local"]) == 2
     assert "not a run directory named by its hash" in capsys.readouterr().err
@@ -130,8 +129,8 @@ def test_request_travels_to_a_job_as_the_options_of_eval(
         EvaluationRequest(kl_depth=True, kl_threshold=0.1, kl_depth_tokens=64, core_options=CoreOptions()),
         EvaluationRequest(core=core_bundle, core_options=core, validation_tokens=512, passes=(1, 3)),
     ):
-        given = ["--spec", "runs/0a/spec.json", "--data", "d", "--runs", "runs", "--wait"]
-        main(eval_arguments([*given, *request_words(asked)]))
+        with pytest.raises(RemoteError):
+            run_in_worker({"run": "runs/0a", "data": "d", "words": request_words(asked)})
         got = found.pop()
         assert replace(got, core=None) == replace(asked, core=None)
         assert (got.core is None) == (asked.core is None)

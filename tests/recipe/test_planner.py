@@ -170,7 +170,7 @@ def test_run_of_any_size_can_be_planned(capsys: pytest.CaptureFixture[str]) -> N
     assert (plan["width"], plan["heads"], plan["steps"]) == (128, 4, round(2e6 / 8192))
     assert any("single step" in w for w in make_plan(ARMS["vanilla"], flops=1.0).warnings)
     first, *_ = make_plan(ARMS["vanilla"], depth=8, tokens=1e4).warnings
-    assert first.startswith("--tokens 10,000 is less than one step of 524,288 tokens (--batch-tokens)")
+    assert first.startswith("10,000 tokens are less than one step of 524,288 (batch_tokens)")
 
 
 def test_growth_fraction_of_one_equals_the_grown_network() -> None:

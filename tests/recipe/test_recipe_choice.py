@@ -17,9 +17,10 @@ from steepen.model.config import ModelOptions
 from steepen.optim.config import OptimizerConfig
 from steepen.recipe.growth_law import GrowthLaw
 from steepen.recipe.paper_tables import BASE, LADDER_DEPTHS, PAPER, recipe_of
-from steepen.recipe.planner import ladder_row, plan_ladders
+from steepen.recipe.planner import plan_ladders
 from steepen.recipe.recipe_choice import NAMED, RecipeChoice, choose_recipes
 from steepen.recipe.recipe_file import RecipeFile, write_recipe
+from steepen.results.plan import LaddersResult
 from steepen.runs.spec import DataConfig, RunSpec, override
 from steepen.studies.context import DatasetInfo, StudyContext
 from steepen.studies.preset import load_preset
@@ -73,7 +74,7 @@ def test_ladders_fit_a_terminal_of_80_columns_and_a_pipe_has_every_digit(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     short = out(capsys, "--recipe", "paper")
-    assert max(map(len, short.splitlines())) == 80 and " 0.06169 " in short and " 3.253e17\n" in short
+    assert max(map(len, short.splitlines())) == 80 and " 0.06169 " in short and " 3.253e17 \n" in short
     assert "or use --json" in short.splitlines()[-1]
     for columns in ("200", None):
         monkeypatch.delenv("COLUMNS") if columns is None else monkeypatch.setenv("COLUMNS", columns)
@@ -86,7 +87,7 @@ def test_ladder_rows_equal_the_plans_of_single_runs() -> None:
     assert len(rungs) == sum(map(len, LADDER_DEPTHS.values())) == 59
     for rung in rungs[::7]:
         own = recipe_of(rung.arm).at(rung.arm, rung.shape.depth)
-        assert ladder_row(rung) == ladder_row(own)
+        assert LaddersResult((), (rung,)).rows == LaddersResult((), (own,)).rows
 
 
 def test_named_recipes_change_what_they_say() -> None:

@@ -15,12 +15,12 @@ from steepen.model.arms import find_arm
 from steepen.recipe.flops import compute_active_parameters, stored_parameters
 from steepen.recipe.passes_law import TIED_PASSES, UNTIED_PASSES
 from steepen.recipe.recipe_choice import RecipeChoice
+from steepen.results.arms import family_panel
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.context import StudyContext
 from steepen.studies.data_constrained import data_constrained
 from steepen.studies.design.growth_timing import growth_timing
 from steepen.studies.design.passes import passes
-from steepen.studies.family_panel import family_panel
 from steepen.studies.ladders.ablations import ablations
 from steepen.studies.ladders.extrapolate import extrapolate
 from steepen.studies.stages.growth_fraction import growth_fraction

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from steepen.evaluation.evaluate_run import EvaluationRequest
     from steepen.launch.base import Launcher
 
-PROGRAM = ("-m", "steepen.launch.evaluate_entry")
+PROGRAM = ("-m", "steepen.api.launched_scores")
 
 
 def evaluate_on_launcher(
@@ -34,7 +34,7 @@ def evaluate_on_launcher(
     from steepen.data import Dataset
     from steepen.evaluation.evaluate_many import TimeLeft, find_waiting_runs, finish_run
     from steepen.evaluation.evaluate_run import Evaluation
-    from steepen.launch.base import LaunchContext, LauncherBase, evaluation_result
+    from steepen.launch.base import LaunchContext, LauncherBase
     from steepen.launch.registry import find_launcher, make_launcher
     from steepen.runs.store import RunStore
 
@@ -56,7 +56,13 @@ def evaluate_on_launcher(
         words += ("--update-record",) if update_record else ("--no-update-record",)
     left = TimeLeft([one.cost for one in waiting], time.monotonic())
     for folder, own in stores.items():
-        context = LaunchContext(data, RunStore(folder), words, program=PROGRAM, result=evaluation_result)
+        context = LaunchContext(
+            data,
+            RunStore(folder),
+            {"words": words},
+            request=lambda _, run: {"run": str(run.path.absolute())},
+            program=PROGRAM,
+        )
         chosen = make_launcher(launcher, context, jobs, launcher_options)
         try:
             for outcome in chosen.launch([one.checkpoint.spec for one in own.values()]):
@@ -98,3 +104,21 @@ def request_words(request: EvaluationRequest) -> list[str]:
         add("passes", ",".join(map(str, request.passes)))
     add("validation-tokens", request.validation_tokens)
     return words
+
+
+def run_in_worker(task: dict[str, Any]) -> None:
+    """Evaluate one run in a worker, until `eval` is a request."""
+    from steepen.errors import Failure, RemoteError
+    from steepen.requests.app import main
+
+    code = main(["eval", task["run"], "--data", task["data"], *task["words"]])
+    if code:
+        raise RemoteError(Failure("Failed", "its evaluation failed; see its log.txt.", code))
+
+
+if __name__ == "__main__":
+    import sys
+
+    from steepen.requests import worker
+
+    sys.exit(worker.main(run_in_worker))

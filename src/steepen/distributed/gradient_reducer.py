@@ -68,6 +68,8 @@ class GradientReducer:
 
     def finish(self) -> dict[str, Tensor]:
         """Reduce what is left, wait, and return the summed gradients of this rank's pieces by name."""
+        # In one order on all ranks, as everything here: the n-th collective of one rank meets the n-th of the
+        # others, whatever it holds.
         for owner in sorted(self._filling):
             self._launch(self._filling.pop(owner))
         while self._in_flight:
@@ -81,6 +83,7 @@ class GradientReducer:
         bucket.tensors.clear()
         self.bytes_reduced += flat.numel() * flat.element_size()
         self._in_flight.append(_InFlight(bucket, flat, self.world.reduce_(flat, bucket.owner)))
+        # Buckets are filled by bytes, and so alike on every rank: what is waited for is the same everywhere.
         while len(self._in_flight) > MAX_IN_FLIGHT:
             self._complete(self._in_flight.popleft())
 

@@ -46,7 +46,7 @@ class Budget:
             value = math.nan
         if not 0 < value <= MAX_FLOPS:
             raise UsageError(
-                f"--budget {shorten(text)!r} is not valid: give FLOPs (1e15, at most 1e40) or time "
+                f"`budget` = {shorten(text)!r} is not valid: give FLOPs (1e15, at most 1e40) or time "
                 "(90s, 30m, 2h, 1h30m, at most 36500d)."
             )
         return Budget(flops=value)

@@ -30,13 +30,13 @@ class GpusPerRun:
     def parse(text: str, gpu: str | None = None, shard: str = "optimizer") -> GpusPerRun:
         """From the options --gpus-per-run, --gpu and --shard."""
         if shard not in SHARDS:
-            raise UsageError(f"--shard {shorten(shard)!r} is not known: use optimizer or full.")
+            raise UsageError(f"`shard` = {shorten(shard)!r} is not known: use optimizer or full.")
         found = None if gpu is None else find_accelerator(gpu)
         if text == "auto":
             return GpusPerRun("auto", found, shard)
         if not (text.isdecimal() and len(text) < 10 and 1 <= int(text) <= MAX_GPUS):
             raise UsageError(
-                f"--gpus-per-run {shorten(text)!r} is not valid: give a number from 1 to {MAX_GPUS:,}, "
+                f"`gpus_per_run` = {shorten(text)!r} is not valid: give a number from 1 to {MAX_GPUS:,}, "
                 "or auto."
             )
         return GpusPerRun(int(text), found, shard)
@@ -51,7 +51,7 @@ class GpusPerRun:
         if self.count != "auto":
             if spec.batch_sequences % self.count:
                 raise UsageError(
-                    f"--gpus-per-run {self.count} is not possible: a batch of {spec.batch_sequences:,} "
+                    f"`gpus_per_run` = {self.count} is not possible: a batch of {spec.batch_sequences:,} "
                     "sequences cannot be divided evenly."
                 )
             return self.count
@@ -76,8 +76,8 @@ def _fewest(spec: RunSpec, gpu: Accelerator, shard: Shard) -> int:
         gpus *= 2
     if fits:  # too long on any number of GPUs: as many as the batch allows
         return fits
-    other = "--shard full, " if shard == "optimizer" else ""
+    other = "`shard` full, " if shard == "optimizer" else ""
     raise SteepenError(
         f"{spec.arm.name} d{spec.shape.depth} does not fit on any number of {gpu.name} GPUs by the "
-        f"planner; use {other}--gpu with more memory, or give --gpus-per-run a number."
+        f"planner; use {other}`gpu` with more memory, or give `gpus_per_run` a number."
     )

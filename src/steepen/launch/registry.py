@@ -43,12 +43,12 @@ def find_launcher(
     name = launcher if isinstance(launcher, str) else object_name(launcher, "launcher")
     if name not in LAUNCHERS and ":" not in name:
         raise UsageError(
-            f"--launcher {name!r} is not known: use {', '.join(LAUNCHERS)} or, for a custom launcher, "
+            f"`launcher` = {name!r} is not known: use {', '.join(LAUNCHERS)} or, for a custom launcher, "
             '"module:attribute".'
         )
     if jobs is not None and not 1 <= jobs <= MAX_JOBS:
         limit = "at least 1" if jobs < 1 else f"at most {MAX_JOBS:,}"
-        raise UsageError(f"--jobs {jobs} is not valid: it must be {limit}.")
+        raise UsageError(f"`jobs` = {jobs} is not valid: it must be {limit}.")
     factory = import_object(LAUNCHERS.get(name, name), "launcher", own=LAUNCHERS.values())
     if not callable(factory):
         raise UsageError(f"the launcher {name!r} is not valid: it must be a class or a function.")
@@ -66,17 +66,17 @@ def _check_options(name: str, factory: Callable[..., Any], settings: dict[str, A
     for option in settings:
         if option not in known:
             choices = f"use {nearest(option, known)}" if known else "it has none"
-            raise UsageError(f"--launcher-option {option} is not an option of {name}: {choices}.")
+            raise UsageError(f"`launcher_options` = {option} is not an option of {name}: {choices}.")
 
 
 def _parse_option(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
-        raise UsageError(f"--launcher-option {text!r} is not valid: write it as KEY=VALUE, e.g. threads=4.")
+        raise UsageError(f"`launcher_options` = {text!r} is not valid: write KEY=VALUE, e.g. threads=4.")
     try:
         found = load_yaml(value)
     except yaml.YAMLError as error:
-        raise UsageError(f"--launcher-option {text!r} is not valid: its value cannot be read.") from error
+        raise UsageError(f"`launcher_options` = {text!r} is not valid: its value cannot be read.") from error
     if isinstance(found, dict | list):
-        raise UsageError(f"--launcher-option {text!r} is not valid: its value must be a number or text.")
+        raise UsageError(f"`launcher_options` = {text!r} is not valid: its value must be a number or text.")
     return name.strip().replace("-", "_"), found

@@ -53,7 +53,7 @@ class GrowthLaw:
         if not 0.0 < rho <= 1.0:
             raise UsageError(
                 f"the growth law gives rho = {rho:.3g} at {tpp:g} tokens per parameter, which is not a "
-                f"fraction: at depth {shape.depth} choose more tokens per parameter, or give --rho."
+                f"fraction: at depth {shape.depth} choose more tokens per parameter, or give `rho`."
             )
         return rho
 

@@ -22,8 +22,7 @@ from steepen.recipe.paper_tables import LADDER_DEPTHS, PAPER, recipe_of
 from steepen.recipe.recipe import PlannedRun, Recipe
 from steepen.recipe.recipe_choice import RecipeChoice
 from steepen.recipe.sharding import SHARDS, Shard, communication
-
-MAX_DEPTH = 512  # limit of the search for a depth: a width of 65,536
+from steepen.utils.values import MAX_DEPTH
 
 
 @dataclass(frozen=True)
@@ -37,14 +36,14 @@ class Cluster:
     micro_batch: int | None = None  # sequences per GPU and pass; None: what fits, in each stage of growth
 
     def __post_init__(self) -> None:
-        if self.gpus < 1:
-            raise UsageError(f"--gpus {self.gpus} is not valid: at least 1 is needed.")
-        if not 0 < self.mfu <= 1:
-            raise UsageError(f"--mfu {self.mfu} is not valid: it is a fraction of the peak, in (0, 1].")
-        if self.dollars_per_hour is not None and not 0 <= self.dollars_per_hour < math.inf:
-            raise UsageError(f"--dollars-per-hour {self.dollars_per_hour} is not valid: it must be a price.")
-        if self.micro_batch is not None and self.micro_batch < 1:
-            raise UsageError(f"--micro-batch {self.micro_batch} is not valid: at least 1 sequence is needed.")
+        for name, valid, accepted in (
+            ("gpus", self.gpus >= 1, "at least 1"),
+            ("mfu", 0 < self.mfu <= 1, "a fraction of the peak, in (0, 1]"),
+            ("dollars_per_hour", 0 <= (self.dollars_per_hour or 0) < math.inf, "a price"),
+            ("micro_batch", self.micro_batch is None or self.micro_batch >= 1, "at least 1 sequence"),
+        ):
+            if not valid:
+                raise UsageError(f"`{name}` = {getattr(self, name)} is not valid: it must be {accepted}.")
 
 
 @dataclass(frozen=True)
@@ -183,24 +182,24 @@ def make_plan(
     recipe = recipe or recipe_of(arm)
     for name, value in (("flops", flops), ("tokens", tokens)):
         if value is not None and not (math.isfinite(value) and value > 0):
-            raise UsageError(f"--{name} {value} is not valid: it must be a positive number.")
+            raise UsageError(f"`{name}` = {value} is not valid: it must be a positive number.")
     if flops is not None and tokens is not None:
-        raise UsageError("give --flops or --tokens, not both: either one sets the length of the run.")
+        raise UsageError("give `flops` or `tokens`, not both: either one sets the length of the run.")
     if rho is not None and not 0 < rho <= 1:
-        raise UsageError(f"--rho {rho} is not valid: it is a fraction of the tokens, in (0, 1].")
+        raise UsageError(f"`rho` = {rho} is not valid: it is a fraction of the tokens, in (0, 1].")
     if rho is not None and all(stage.start is not None for stage in arm.passes.stages):
         raise UsageError(
-            f"--rho has no meaning for {arm.name}: its schedule fixes when passes change, or they never do."
+            f"`rho` has no meaning for {arm.name}: its schedule fixes when passes change, or they never do."
         )
     if depth is None:
         if flops is None and tokens is None:
-            raise UsageError("give the size of the run: --depth, --flops or --tokens.")
+            raise UsageError("give the size of the run: `depth`, `flops` or `tokens`.")
         depth = nearest_depth(recipe, arm, size_rule, flops=flops, tokens=tokens)
     if not 1 <= depth <= MAX_DEPTH:
-        raise UsageError(f"--depth {depth} is not valid: it must be from 1 to {MAX_DEPTH}.")
+        raise UsageError(f"`depth` = {depth} is not valid: it must be from 1 to {MAX_DEPTH}.")
     for name, value, limit in (("flops", flops, 1e35), ("tokens", tokens, 1e20)):
         if value is not None and value > limit:
-            raise UsageError(f"--{name} {value:g} exceeds the planner's limit of {limit:g}.")
+            raise UsageError(f"`{name}` = {value:g} exceeds the planner's limit of {limit:g}.")
     if flops is None and tokens is None:
         planned = recipe.at(arm, depth, size_rule, rho=rho)
     else:
@@ -209,13 +208,16 @@ def make_plan(
     sequences = planned.batch_tokens // planned.shape.context
     if sequences % cluster.gpus:
         raise UsageError(
-            f"--gpus {cluster.gpus} is not possible: a batch of {sequences:,} sequences cannot be divided "
+            f"`gpus` = {cluster.gpus} is not possible: a batch of {sequences:,} sequences cannot be divided "
             "evenly."
         )
     found = _warnings(planned, recipe, size_rule or SizeRule(), flops, rho)
     if tokens is not None and tokens < planned.batch_tokens:
-        step = f"one step of {planned.batch_tokens:,} tokens (--batch-tokens)"
-        found.insert(0, f"--tokens {tokens:,.0f} is less than {step}: one step is trained.")
+        found.insert(
+            0,
+            f"{tokens:,.0f} tokens are less than one step of {planned.batch_tokens:,} (batch_tokens): one "
+            "step is trained.",
+        )
     return Plan(planned, recipe, cluster, tuple(found))
 
 
@@ -234,27 +236,6 @@ def plan_ladders(choice: RecipeChoice, size_rule: SizeRule | None = None, **chan
             depths = range(recipe.measured[0], recipe.measured[1] + 1)
         planned_runs += [recipe.at(arm, depth, size_rule) for depth in depths]
     return planned_runs
-
-
-def ladder_row(planned: PlannedRun) -> dict[str, Any]:
-    """One run of a ladder in numbers: length, growth, learning rates, parameters and FLOPs."""
-    return {
-        "arm": planned.arm.name,
-        "depth": planned.shape.depth,
-        "width": planned.shape.width,
-        "steps": planned.steps,
-        "growth_step": planned.growth_step,
-        "rho": planned.rho,
-        "tokens": planned.tokens,
-        "learning_rate": planned.hyperparameters.learning_rate,
-        "embedding_lr": planned.hyperparameters.embedding_lr,
-        "head_lr": planned.hyperparameters.head_lr,
-        "initial_stored_parameters": planned.initial_stored_parameters,
-        "stored_parameters": planned.stored_parameters,
-        "flops": planned.flops.total,
-        "matrix_flops": planned.flops.matrix,
-        "hyperparameters": planned.hyperparameters.to_dict(),
-    }
 
 
 def nearest_depth(

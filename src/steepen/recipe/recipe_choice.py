@@ -26,7 +26,7 @@ class NamedRecipe:
 
     about: str
     change: Callable[[Arm, Recipe], Recipe]
-    settings: tuple[str, ...] = AUTHORS_STORAGE  # of a run's spec, as `--set` takes them
+    settings: tuple[str, ...] = AUTHORS_STORAGE  # of a run's spec, as `changes` takes them
 
 
 def _fixed_rho(arm: Arm, recipe: Recipe) -> Recipe:
@@ -63,7 +63,7 @@ class RecipeChoice:
 
     def __post_init__(self) -> None:
         if self.tpp is not None and not (math.isfinite(self.tpp) and self.tpp > 0):
-            raise UsageError(f"--tpp {self.tpp} is not valid: it must be a positive number.")
+            raise UsageError(f"`tpp` = {self.tpp} is not valid: it must be a positive number.")
 
     def of(self, arm: Arm) -> Recipe:
         """The recipe for an arm: its file's, else the named set's, else the paper's."""
@@ -110,7 +110,7 @@ def choose_recipes(words: Sequence[str] = (), tpp: float | None = None) -> Recip
             raise UsageError(f"two recipe files are for {arm}; give one for each arm.")
         files[arm] = content.recipe
     if len(set(names)) > 1:
-        raise UsageError(f"--recipe names {' and '.join(names)}; give one name, and files for single arms.")
+        raise UsageError(f"`recipe` names {' and '.join(names)}; give one name, and files for single arms.")
     return RecipeChoice(names[0] if names else None, files, tpp)
 
 

@@ -21,8 +21,8 @@ from steepen.recipe.hyperparameters import paper_code, with_paper_code
 from steepen.recipe.paper_tables import INITIAL
 from steepen.reproduction.paper_studies import MAIN, SWEPT, PaperStudies
 from steepen.reproduction.tables import table
+from steepen.results.arms import family_panel
 from steepen.studies.answer import Answer, Panel, Table
-from steepen.studies.family_panel import family_panel
 from steepen.studies.preset import load_preset
 from steepen.studies.stages.chain_tuning import candidates, has_injection
 from steepen.utils.formatting import format_flops, typographic_minus

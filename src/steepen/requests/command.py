@@ -21,7 +21,7 @@ import typer
 from rich.markup import escape
 
 from steepen.errors import SteepenError
-from steepen.requests.request import Argument, Field, Request, fields_of, replace_fields
+from steepen.requests.request import Argument, Field, Request, fields_of, with_flags
 from steepen.utils.codec import Option
 from steepen.utils.values import metavar, repeats
 
@@ -52,7 +52,7 @@ def command_function(kind: type[Request[Any]]) -> Callable[..., None]:
         if result is not None:
             if found := getattr(result, "problems", ()):
                 result.with_problems(tuple(replace(one, done=with_flags(kind, one.done)) for one in found))
-            _show(result, bool(as_json), figure, drawn, tables, page)
+            _show(kind, result, bool(as_json), figure, drawn, tables, page)
 
     ordered = sorted(fields, key=lambda field: field.option.panel != kind.first_panel)
     parameters = [_parameter(kind, field) for field in (ordered if kind.first_panel else fields)]
@@ -73,20 +73,10 @@ def help_text(kind: type[Request[Any]]) -> str:
     return "\n\n".join([*lines, *(f"[bold]{escape(example)}[/bold]" for example in kind.examples)])
 
 
-def with_flags(kind: type[Request[Any]], text: str) -> str:
-    """A text with the names of options in place of fields in backticks."""
-    flags = {field.name: _shown_name(field) for field in fields_of(kind)}
-    return replace_fields(text, flags.get)
-
-
 def marked_up(kind: type[Request[Any]], text: str) -> str:
     """A text of a request for `--help`: fields as options, other code in bold."""
     parts = escape(with_flags(kind, text)).split("`")
     return "".join(f"[bold]{part}[/bold]" if i % 2 else part for i, part in enumerate(parts))
-
-
-def _shown_name(field: Field) -> str:
-    return field.name.upper() if isinstance(field.option, Argument) else field.flags[0]
 
 
 def _parameter(kind: type[Request[Any]], field: Field) -> inspect.Parameter:
@@ -183,6 +173,7 @@ def _check_suffixes(figure: str | None, tables: list[str], page: str | None) -> 
 
 
 def _show(
+    kind: type[Request[Any]],
     result: Any,
     as_json: bool,
     figure: str | None,
@@ -194,7 +185,7 @@ def _show(
     from steepen.utils.formatting import wrap_to_terminal
 
     for note in result.notes:
-        print(wrap_to_terminal(f"note: {note}", sys.stderr), file=sys.stderr)
+        print(wrap_to_terminal(f"note: {with_flags(kind, note)}", sys.stderr), file=sys.stderr)
     if figure is not None:
         result.save_figure(figure, **drawn)
     for path in tables:

@@ -45,18 +45,21 @@ _CLI = "steepen.cli"
 VERBS: dict[str, Verb] = {
     verb.name: verb
     for verb in (
-        Verb("arms", f"{_CLI}.plan:arms", "List the arms and their sizes.", PLAN),
-        Verb("plan", f"{_CLI}.plan:plan", "Plan one run: size, tokens, hyperparameters, cost.", PLAN),
-        Verb("best-passes", f"{_CLI}.best_passes:best_passes", "The best number of core passes at a size.",
+        Verb("arms", f"{_HERE}.arms:Arms", "List the arms and their sizes.", PLAN),
+        Verb("plan", f"{_HERE}.plan:Plan", "Plan one run: size, tokens, hyperparameters, cost.", PLAN),
+        Verb("best-passes", f"{_HERE}.arms:BestPasses", "The best number of core passes at a size.",
              PLAN),
         Verb("power", f"{_HERE}.power:Power", "Statistical power of a planned ladder.", PLAN),
-        Verb("train", f"{_CLI}.train:train", "Train or resume one run.", RUN),
+        Verb("train", f"{_HERE}.train:Train", "Train or resume one run.", RUN),
         Verb("study", "", "Run or resume a study: all its runs and its answer.", RUN,
              "A custom study is named module:function. [bold]steepen study NAME --help[/bold] has the "
              "options of a study."),
         *(Verb(f"study {one.name}", f"{_HERE}.study:request_of", one.question, member=one.name)
           for one in STUDIES.values()),
-        Verb("data", f"{_CLI}.data:app", "Prepare, show and verify tokenized text.", RUN),
+        Verb("data", "", "Prepare, show and verify tokenized text.", RUN),
+        Verb("data prepare", f"{_HERE}.data:Prepare", "Tokenize text into shards."),
+        Verb("data show", f"{_HERE}.data:ShowData", "Show what a prepared directory holds."),
+        Verb("data verify", f"{_HERE}.data:VerifyData", "Verify every byte of a prepared directory."),
         Verb("status", f"{_HERE}.status:Status", "Show the progress of a study.", INSPECT),
         Verb("serve", f"{_HERE}.status:Serve", "Show studies in a browser while they run.", INSPECT),
         Verb("pack", f"{_HERE}.report:Pack", "Pack a study into one file, to share or move it.", INSPECT),

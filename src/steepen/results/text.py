@@ -32,13 +32,21 @@ class Paragraph:
 
 
 @dataclass(frozen=True)
+class Facts:
+    """Names with their values, one per line, under a title."""
+
+    pairs: Iterable[tuple[str, str]]
+    title: str = ""
+
+
+@dataclass(frozen=True)
 class Lines:
     """Text whose lines are printed as they are; a terminal wraps them between words."""
 
     text: str
 
 
-Block: TypeAlias = Paragraph | Lines | Table
+Block: TypeAlias = Paragraph | Facts | Lines | Table
 Blocks: TypeAlias = Callable[[int], Iterable[Block]]  # of a terminal so many columns wide
 
 
@@ -52,6 +60,8 @@ def print_blocks(blocks: Blocks, console: Console | None = None) -> None:
             console.file.write(f"{printable(text)}\n")
         elif isinstance(block, Table):
             console.print(grid(block))
+        elif isinstance(block, Facts):
+            console.print(_facts(block))
         elif isinstance(block, Lines):
             console.print(Text(block.text), soft_wrap=not console.is_terminal)
         else:
@@ -83,6 +93,18 @@ def grid(table: Table, rule: bool = True) -> Grid:
     styles = [column.styles for column in table.shown] or [{}] * len(table.columns)
     for row in formatted_rows(table):
         found.add_row(*(Text(cell, own.get(cell, "")) for cell, own in zip(row, styles, strict=True)))
+    return found
+
+
+def _facts(facts: Facts) -> Grid:
+    found = Grid(
+        title=Text(facts.title) if facts.title else None, title_justify="left", title_style="bold", box=None,
+        show_header=False,
+    )  # fmt: skip
+    found.add_column(no_wrap=True, style="dim", min_width=9)
+    found.add_column(overflow="fold")
+    for name, value in facts.pairs:
+        found.add_row(Text(name), Text(value))
     return found
 
 

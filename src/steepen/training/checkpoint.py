@@ -205,6 +205,9 @@ def write_checkpoint(
         sync(folder)
         _delete(replaced)
 
+    # All ranks finish a stage before any begins the next: files need the directory, and the rename that makes
+    # the checkpoint visible needs every file on disk with its checksum. A kill at any point leaves a
+    # directory whose name is not that of a checkpoint.
     for stage in (make_directory, write_tensors, complete):
         result, problem = None, ""
         try:

@@ -32,13 +32,13 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise UsageError(
-            f"--device {name.splitlines()[0]!r} is not known: use auto, cpu, cuda or cuda:N."
+            f"`device` = {name.splitlines()[0]!r} is not known: use auto, cpu, cuda or cuda:N."
         ) from error
     if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"--device {name!r} is not supported: use auto, cpu, cuda or cuda:N.")
+        raise UsageError(f"`device` = {name!r} is not supported: use auto, cpu, cuda or cuda:N.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(
-            f"--device {name} is not available: this machine has {torch.cuda.device_count()} GPUs."
+            f"`device` = {name} is not available: this machine has {torch.cuda.device_count()} GPUs."
         )
     return device
 

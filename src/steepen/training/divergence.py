@@ -21,5 +21,5 @@ def diverged(spec: RunSpec, writer: CheckpointWriter, step: int, what: str) -> D
     return Diverged(
         f"{what} at step {step + 1:,} (sequences {first:,} to {first + spec.batch_sequences - 1:,} in "
         f"data order); {where}. Lower the learning rate "
-        f"(--set learning_rate=…) or look at the data."
+        f"(`changes` learning_rate=…) or look at the data."
     )

@@ -133,7 +133,7 @@ class GradientAccumulator:
             if self.sink is not None:  # some gradients may have been sent: the step cannot be repeated
                 raise OutOfMemory(
                     f"a micro-batch of {self.micro_batch} sequences does not fit in memory; "
-                    f"use --micro-batch {max(1, self.micro_batch // 2)}, or more GPUs."
+                    f"use `micro_batch` = {max(1, self.micro_batch // 2)}, or more GPUs."
                 ) from reason
             self._free()
             if self.fixed is not None:
@@ -170,7 +170,7 @@ class GradientAccumulator:
             self._free()
             return OutOfMemory(
                 f"a micro-batch of {too_large} sequences does not fit in memory; {size} does: "
-                f"use --micro-batch {size}, or --micro-batch auto."
+                f"use `micro_batch` = {size}, or `micro_batch` auto."
             )
         return OutOfMemory(
             f"a micro-batch of {too_large} sequences does not fit in memory, nor does a single one; "

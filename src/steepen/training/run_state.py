@@ -111,6 +111,8 @@ def _load(
             )
         optimizer = _place_on_device(spec, network, device, mode, world, shard, fill)
         state: OptimizerState = {}
+        # Files are read by the name of the parameter, not by the rank that wrote them: any number of ranks
+        # resumes what any other number has saved.
         for owned in owned_pieces(network, optimizer):
             name = owned.piece.name
             if name in sources:
@@ -120,6 +122,7 @@ def _load(
             if not (spec.optimizer.is_custom or _fits(state.get(name, {}), owned.weight)):
                 raise CorruptCheckpoint(f"{saved.path} has no valid optimizer state of {name}.")
         optimizer.load_state(state)
+        # Last: building and placing the network draws random numbers.
         try:
             _restore_random_state(reader, spec, training_progress.step, device, world.rank)
         except (RuntimeError, TypeError) as error:

@@ -99,7 +99,7 @@ def check_prompts(prompts: Sequence[str], dataset: Dataset, context: int) -> Non
     for prompt, tokens in zip(prompts, prompt_tokens(dataset.tokenizer(), prompts), strict=True):
         if len(tokens) >= context:
             raise UsageError(
-                f"--sample-prompt {prompt[:40]!r} has {len(tokens):,} tokens and leaves no room in the "
+                f"`sample_prompt` = {prompt[:40]!r} has {len(tokens):,} tokens and leaves no room in the "
                 f"context of {context:,}: shorten it."
             )
 

@@ -154,10 +154,10 @@ def check_trackers(names: Iterable[str], *, installed: bool = False) -> tuple[st
     names = tuple(names)
     for name in names:
         if name not in _KINDS:
-            raise UsageError(f"--track {name!r} is not known: use {', '.join(TRACKERS)}.")
+            raise UsageError(f"`track` = {name!r} is not known: use {', '.join(TRACKERS)}.")
         if installed and find_spec(name) is None:
             raise UsageError(
-                f"--track {name} needs the package {name}, which is not installed: "
+                f"`track` = {name} needs the package {name}, which is not installed: "
                 f"pip install 'steepen[{name}]'."
             )
     return names

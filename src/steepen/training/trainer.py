@@ -1,4 +1,15 @@
-"""The trainer: run spec → checkpoints and record. Calling it again resumes an interrupted run."""
+"""The trainer: run spec → checkpoints and record. Calling it again resumes an interrupted run.
+
+The flow: `train` joins the ranks (`distributed.world`) and takes the run's lock; `Trainer.run` loads the
+newest checkpoint or initialises (`run_state`), chooses micro-batch and kernels (`_prepare_steps`), takes
+batches from a prefetching loader (`_loop`), and after each step validates, saves and stops where due
+(`_between_steps`); `_finish` validates and writes the record.
+
+A run's result depends on its spec alone. Batch `step` is a function of seed and step, so a resumed run
+continues with the batch that comes next; the schedule is a table indexed by step; the random state is in the
+checkpoint. Ranks take rows of the same global batch, and the loss is scaled by the global number of rows
+before gradients are summed, so that any number of ranks takes the same step.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +30,7 @@ from steepen.distributed.environment import process_environment
 from steepen.distributed.faults import is_communication_error, stop_all_ranks
 from steepen.distributed.sharded_optimizer import DistributedOptimizer, ShardedOptimizer
 from steepen.distributed.world import FlagExchange, RanksDiffer, World, joined_world
-from steepen.errors import UsageError, is_out_of_memory
+from steepen.errors import Failure, UsageError, failure_of, is_out_of_memory
 from steepen.execution.compile import compile_blocks
 from steepen.execution.select import ExecutionMode, choose_execution_mode
 from steepen.model.growth import grow
@@ -106,10 +117,12 @@ def _train(
                 "data": dataset.identity,
                 "code": device_info.package_digest(),
                 "version of torch": torch.__version__,
-                "--shard": options.shard,
+                "shard": options.shard,
             }
         )
     directory = store.run(spec)
+    # Rank 0 reads and the others are told: a file that another process writes just now may be visible to some
+    # ranks only, and ranks that disagree would wait for each other forever.
     finished = _record_of(directory, world)
     if finished is not None:  # checked before locking: the storage may be read-only
         return finished
@@ -120,6 +133,7 @@ def _train(
     if options.sample_every is not None:
         check_prompts(options.sample_prompt or ("",), dataset, spec.shape.context)
     with directory.lock(options.wait) if world.is_main else contextlib.nullcontext():
+        # Again, with the lock: another process may have finished the run while this one waited for it.
         finished = _record_of(directory, world)
         if finished is not None:
             return finished
@@ -139,7 +153,7 @@ def _train(
             reported = _explain_out_of_memory(error)
             lost = world.size > 1 and is_communication_error(reported)
             if world.is_main and not isinstance(reported, Interrupted | RunLost) and not lost:
-                _write_failure(directory, type(reported).__name__, str(reported))
+                _write_failure(directory, failure_of(reported))
             raise reported from error
         finally:
             display.close()
@@ -154,12 +168,12 @@ def _record_of(directory: RunDirectory, world: World) -> RunRecord | None:
     return None if value is None else RunRecord.from_dict(value)
 
 
-def _write_failure(directory: RunDirectory, kind: str, message: str) -> None:
+def _write_failure(directory: RunDirectory, failure: Failure) -> None:
     """Write failure.json, except where a rank was lost: that is an interruption, and the run can resume."""
-    if kind in ("RankLost", "RankHung"):
+    if failure.transient:
         return
     with contextlib.suppress(OSError):  # a full disk must not hide the error
-        write_json(directory.failure_file, {"kind": kind, "message": message})
+        write_json(directory.failure_file, {"kind": failure.kind, "message": failure.message})
 
 
 def execution_mode(
@@ -170,7 +184,7 @@ def execution_mode(
     if ranks > 1 and options.shard == "full":
         # FSDP2 gathers parameters around the modules' own forward, which the fused kernels bypass.
         if fused:
-            raise UsageError("--shard full runs the reference or torch.compile: leave --fused out.")
+            raise UsageError("`shard` full runs the reference or torch.compile: leave `fused` out.")
         fused = False
     return choose_execution_mode(
         spec.arm.standard_block,
@@ -187,7 +201,7 @@ def _explain_out_of_memory(error: Exception) -> Exception:
     if is_out_of_memory(error):
         return OutOfMemory(
             "out of memory outside gradient computation (optimizer step, growth or validation); "
-            "use a smaller --micro-batch, or a device with more memory."
+            "use a smaller `micro_batch`, or a device with more memory."
         )
     return error
 
@@ -235,6 +249,8 @@ class Trainer:
         folder = self.directory.checkpoints
         with contextlib.ExitStack() as stack:
             stack.enter_context(device_info.configure_backends(self.device))
+            # Before the network is loaded, which takes minutes for a large one: a signal from now on ends the
+            # run in order.
             stack.enter_context(self.stop_signals.listening())
             sharing = GpuSharing(spec, self.device, lambda: self.stop_signals.signal is not None)
             stack.enter_context(sharing.memory())
@@ -251,6 +267,7 @@ class Trainer:
             self.saved_at = time.monotonic()
             trackers = self.options.track if world.is_main else ()
             self.trackers = Trackers(trackers, spec, self.directory.path, print_message)
+            # Lines after the checkpoint belong to steps that are trained again: they are cut off.
             self.metrics = MetricsFile(
                 self.directory.metrics_file if world.is_main else None,
                 self.step,
@@ -320,6 +337,8 @@ class Trainer:
             requested = time.perf_counter()
             for step, inputs, targets in batches:
                 self.buffer.data_seconds += time.perf_counter() - requested
+                # Before the step, not after the last one: the checkpoint saved in between (`growing` in
+                # `_between_steps`) holds the network that is still to grow; a resumed run grows it here too.
                 if schedule.grown_passes[step] > self.network.passes:
                     self._grow(int(schedule.grown_passes[step]))
                 self.timer.start()
@@ -327,6 +346,7 @@ class Trainer:
                 loss, norm = self.train_step(
                     inputs, targets, int(schedule.passes[step]), float(schedule.lr_factor[step]), step
                 )
+                # From here on the step counts as done: what is saved below resumes with the next batch.
                 self.step = step + 1
                 self.buffer.add(step, loss, norm)
                 if self.step % self.log_every == 0 or self.step == spec.steps:
@@ -335,13 +355,19 @@ class Trainer:
                 requested = time.perf_counter()
 
     def _between_steps(self) -> None:
-        """Validate, save a checkpoint or stop, if due."""
+        """Validate, save a checkpoint or stop, if due.
+
+        In this order: the checkpoint then holds the validation score of its step, so a resumed run does not
+        validate twice, and a stop comes after the save. Validation and samples draw no random numbers that
+        training uses.
+        """
         spec, options, step = self.spec, self.options, self.step
         ended = step == spec.steps
         if not ended and self._validation_due():
             self._validate()
         if options.sample_every and (ended or step % options.sample_every == 0):
             self._sample()
+        # Several ranks grow by loading this checkpoint into the larger network with new owners.
         growing = not ended and self.schedule.grown_passes[step] > self.network.passes
         since = time.monotonic() - self.saved_at
         overdue = since > 60 * options.checkpoint_minutes
@@ -350,6 +376,8 @@ class Trainer:
         signal, overdue, affordable = self._agree(self.stop_signals.signal or 0, overdue, affordable)
         due = affordable and step % self.checkpoint_every == 0
         if ended or growing or overdue or due or signal:
+            # Written in the background unless something depends on it: growth reads it, and after the last
+            # step or a signal this process ends.
             wait = ended or growing or bool(signal)
             self._save("final" if ended else "growth" if growing else "regular", wait=wait)
         if signal and not ended:
@@ -496,10 +524,12 @@ class Trainer:
         self.timer.pause()
         self.world.progress(self.step, "saving a checkpoint")
         self.metrics.require_directory()
+        # Never save weights that are not finite: the run could only be resumed from them.
         norm = self._weight_norm()
         if not math.isfinite(norm):
             what = f"the norm of the weights is {norm}"
             raise diverged(self.spec, self.writer, self.step - 1, what)
+        # Metrics first: a checkpoint must not be newer than the losses of its steps.
         self.metrics.sync()
         started = time.monotonic()
         self.writer.save(self._training_progress(kind), self.network, self.optimizer, wait=wait)
@@ -530,10 +560,12 @@ class Trainer:
         )
 
     def _finish(self) -> RunRecord:
+        # The exchange of the last step is still under way; every rank completes it before another collective.
         if self.flags is not None:
             self.flags.result()
         if not self.scores or self.scores[-1].step != self.step:
             self._validate()
+        # The final checkpoint is complete on all ranks before the record says that the run has finished.
         self.writer.wait()
         self._wait_for_weights()
         peak = torch.cuda.max_memory_allocated() if self.device.type == "cuda" else 0

@@ -186,3 +186,13 @@ def format_duration(seconds: float) -> str:
 def percent(fraction: float) -> str:
     """A fraction in percent, with up to three digits: 90%, 2.5%."""
     return f"{100 * fraction:.3g}%"
+
+
+def format_change(first: object, last: object) -> str:
+    """A value that growth changes, as "11 → 17"; once if it does not."""
+    return str(first) if first == last else f"{first} → {last}"
+
+
+def format_passes(passes: Sequence[int]) -> str:
+    """Core passes of a stage: "2", or "1..8" where they are drawn."""
+    return str(passes[0]) if len(passes) == 1 else f"{min(passes)}..{max(passes)}"

@@ -19,6 +19,7 @@ from steepen.utils.codec import Range
 
 SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+MAX_DEPTH = 10_000
 MAX_LIST = 10_000  # items that a range like 0-9999 may have
 
 
@@ -112,7 +113,7 @@ Duration: TypeAlias = Annotated[float, Text(parse_duration, "a time like 90s, 30
 # Quantities.
 Flops: TypeAlias = Annotated[float, Range(1, 1e40)]
 Tokens: TypeAlias = Annotated[int, Range(1, 10**15)]
-Depth: TypeAlias = Annotated[int, Range(1, 10_000)]
+Depth: TypeAlias = Annotated[int, Range(1, MAX_DEPTH)]
 Seed: TypeAlias = Annotated[int, Range(0, 2**63 - 1)]
 Fraction: TypeAlias = Annotated[float, Range(0, 1)]
 Noise: TypeAlias = Annotated[float, Range(1e-9, 100)]

@@ -225,7 +225,7 @@ def _pinned_listing(staging: Path, files: HubFiles) -> HubListing | None:
         listed = tuple((str(name), int(size)) for name, size in stored.pop("files"))
         listing = HubListing(files=listed, **stored)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise SteepenError(f"{path} is damaged ({error}); use --restart to begin again.") from None
+        raise SteepenError(f"{path} is damaged ({error}); use `restart` to begin again.") from None
     wanted = (files.repository, files.folder, files.split)
     return listing if (listing.repository, listing.folder, listing.split) == wanted else None
 

@@ -1,0 +1,180 @@
+"""`data prepare`, `data show` and `data verify`: tokenized text for training."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from steepen.requests.request import Argument, Option, Request, function
+from steepen.results.data import DataResult, VerifiedData
+from steepen.utils.codec import Range
+from steepen.utils.values import Tokens
+
+if TYPE_CHECKING:
+    from steepen.data import Dataset
+    from steepen.data.prepare_request import PrepareProgress, ProgressCallback
+
+    Sources = Any  # one or several
+else:
+    Sources = tuple[Any, ...]
+
+# Panels of --help.
+SPLIT = "Split"
+READING = "Reading"
+WRITING = "Writing"
+Directory = Annotated[Path, Argument("A prepared directory.")]
+
+
+@dataclass(frozen=True)
+class Prepare(Request["Dataset"]):
+    """Tokenize a source into shards, split into training and validation by document.
+
+    An interrupted preparation resumes when the same command is run again. In Python it returns the data,
+    which is only opened if it is there already.
+    """
+
+    examples = (
+        "steepen data prepare builtin --out data/builtin --tokenizer bpe:4096",
+        "steepen data prepare 'corpus/*.parquet' --out data/corpus --val-tokens 1e6",
+        "steepen data prepare fineweb-edu:sample-10BT --out data/edu --max-tokens 2B",
+        "steepen data prepare fineweb:paper --out data/fineweb",
+    )
+
+    source: Annotated[
+        Sources,
+        Argument(
+            "Files, quoted globs or directories of text, JSON lines or Parquet (also .gz and .zst); builtin, "
+            "the corpus that comes with steepen; fineweb or fineweb-edu, with a config and revision as in "
+            "fineweb-edu:sample-10BT@main, or the paper's data as fineweb:paper and fineweb-edu:paper; or "
+            "module:attribute, a Python function that returns documents.",
+            python="Also the function.",
+        ),
+    ]
+    out: Annotated[Path, Option("Output directory; written as DIR.partial until it is complete.", WRITING)]
+    _: KW_ONLY
+    tokenizer: Annotated[str, Option("gpt2, or bpe:SIZE to train one on the source.", WRITING)] = "gpt2"
+    val_tokens: Annotated[
+        int | None,
+        Range(0, 10**15),
+        Option("Validation tokens to split off, by document. Default: 1/50, at most 10,485,760.", SPLIT),
+    ] = None
+    val_source: Annotated[
+        tuple[Any, ...], Option("Take validation from this source instead. Repeatable.", SPLIT)
+    ] = ()
+    max_tokens: Annotated[
+        Tokens | None, Option("Stop after the document that reaches this many training tokens.", SPLIT)
+    ] = None
+    dedup_tokens: Annotated[
+        int | None,
+        Range(0, 10**9),
+        Option(
+            "Drop training documents whose first so many tokens equal those of a validation document (needs "
+            "`val_source`); 0: drop none. Default: whole documents are compared.",
+            SPLIT,
+        ),
+    ] = None
+    field: Annotated[str, Option("Field of JSON lines or Parquet that holds the text.", READING)] = "text"
+    format: Annotated[
+        Literal["auto", "text", "jsonl", "parquet"], Option("auto, text, jsonl or parquet.", READING)
+    ] = "auto"
+    separator: Annotated[
+        str, Option("Separator between documents in text files; \\n is a line break.", READING)
+    ] = "<|endoftext|>"
+    replace_invalid: Annotated[bool, Option("Read invalid UTF-8 as U+FFFD.", READING)] = False
+    hub: Annotated[
+        str | None,
+        Option("Another Hugging Face Hub: its URL, or a directory with its layout.", READING),
+    ] = None
+    dtype: Annotated[Literal["auto", "uint16", "uint32"], Option("auto, uint16 or uint32.", WRITING)] = "auto"
+    shard_tokens: Annotated[int, Range(256, 10**12), Option("Tokens per shard file.", WRITING)] = 100_000_000
+    threads: Annotated[
+        int | None,
+        Range(1, 10_000),
+        Option("Tokenizer threads; they do not change the result. Default: all cores.", WRITING),
+    ] = None
+    restart: Annotated[bool, Option("Delete an unfinished preparation first.", WRITING)] = False
+
+    def run(self, report: ProgressCallback | None = None) -> Dataset:
+        """Prepare the data, and open it."""
+        from steepen.data.prepare import prepare as prepare_data
+        from steepen.data.prepare_request import PrepareRequest
+        from steepen.data.sources.readers import ReadOptions
+
+        def named(sources: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(str(one) if isinstance(one, Path) else one for one in sources)
+
+        separator = self.separator.replace("\\n", "\n")
+        request = PrepareRequest(
+            source=named(self.source), val_source=named(self.val_source), tokenizer=self.tokenizer,
+            val_tokens=self.val_tokens, max_tokens=self.max_tokens, dedup_tokens=self.dedup_tokens,
+            read_options=ReadOptions(self.format, self.field, separator, self.replace_invalid),
+            dtype=self.dtype, shard_tokens=self.shard_tokens, hub=self.hub,
+        )  # fmt: skip
+        return prepare_data(request, self.out, report, self.threads, self.restart)
+
+    def run_in_worker(self) -> Any:
+        """What `data show` has as JSON."""
+        return DataResult(self.run()).to_dict()
+
+    def run_in_terminal(self, as_json: bool = False) -> DataResult:
+        """Prepare with progress on stderr."""
+        from steepen.utils.progress import stage_progress
+
+        try:
+            with stage_progress(quiet=as_json) as show:
+
+                def report(now: PrepareProgress) -> None:
+                    show(now.stage, now.characters, now.total, tokens=now.tokens)
+
+                return DataResult(self.run(report))
+        except KeyboardInterrupt:
+            print("Interrupted. Run the same command again to resume.", file=sys.stderr)
+            raise
+
+
+@dataclass(frozen=True)
+class ShowData(Request[DataResult]):
+    """Show a prepared directory: source, tokenizer, documents and tokens per split, identity."""
+
+    examples = ("steepen data show data/builtin",)
+    tables = True
+
+    directory: Directory
+
+    def run(self) -> DataResult:
+        """Open the data."""
+        from steepen.data import Dataset
+
+        return DataResult(Dataset.open(self.directory))
+
+
+@dataclass(frozen=True)
+class VerifyData(Request[VerifiedData]):
+    """Verify every byte of the shards (SHA-256), the token ids and the document counts."""
+
+    examples = ("steepen data verify data/builtin",)
+
+    directory: Directory
+
+    def run(self, show: bool = False) -> VerifiedData:
+        """Read every shard; raises an error that names the one that was altered."""
+        from steepen.data import Dataset
+
+        dataset, sizes = Dataset.open(self.directory), dict[str, int]()
+
+        def note(file: str, size: int) -> None:
+            sizes[file] = size
+            if show:
+                print(f"{file}: {size:,} bytes, verified", file=sys.stderr)
+
+        dataset.verify(note)
+        return VerifiedData(dataset, sizes)
+
+    def run_in_terminal(self, as_json: bool = False) -> VerifiedData:
+        """Verify, with a line on stderr for each shard where that is a terminal."""
+        return self.run(show=sys.stderr.isatty() and not as_json)
+
+
+prepare = function(Prepare)

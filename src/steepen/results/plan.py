@@ -1,0 +1,276 @@
+"""What `plan` returns: one planned run with its cost, or every run of a recipe's ladders."""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+from steepen.errors import UsageError
+from steepen.results.panel import Axis, Panel, Series
+from steepen.results.render import formatted_rows, right_columns
+from steepen.results.result import Result
+from steepen.results.table import Column, Table, columns_of, table_of
+from steepen.results.text import Block, Facts, Lines, Paragraph, table_width
+from steepen.utils.console import plain_table
+from steepen.utils.formatting import (
+    format_bytes,
+    format_change,
+    format_count,
+    format_duration,
+    format_flops,
+    format_passes,
+)
+
+if TYPE_CHECKING:
+    from steepen.recipe.planner import Plan
+    from steepen.recipe.recipe import PlannedRun
+
+# Values of a plan that are rows of its table.
+QUANTITIES = (
+    "arm", "depth", "width", "allocation", "executed_depth", "stored_parameters", "compute_active_parameters",
+    "tokens", "steps", "batch_tokens", "growth_step", "rho", "flops",
+)  # fmt: skip
+COSTS = ("gpus", "gpu", "mfu", "gpu_hours", "dollars")
+
+
+@dataclass(frozen=True)
+class QuantityRow:
+    """A value of the plan."""
+
+    quantity: str
+    value: Any
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PlanResult(Result):
+    """A planned run; `plan` is the planner's own object."""
+
+    plan: Plan
+
+    def __getitem__(self, name: str) -> Any:
+        """A value of the plan by name: `plan["flops"]`, `plan["learning_rate"]`."""
+        facts = self.to_dict()
+        facts |= {**facts["hyperparameters"], **facts["cluster"]}
+        if name not in facts:
+            raise UsageError(f"a plan has no {name!r}; it has {', '.join(sorted(facts))}.")
+        return facts[name]
+
+    @property
+    def rows(self) -> list[QuantityRow]:
+        """One row per value of the plan."""
+        facts = self.to_dict()
+        rows = {name: facts[name] for name in QUANTITIES} | facts["hyperparameters"]
+        rows |= {name: facts["cluster"][name] for name in COSTS}
+        return [QuantityRow(name, value) for name, value in rows.items() if value is not None]
+
+    def headline(self) -> str:
+        """Arm, depth, tokens, FLOPs and time."""
+        planned, cluster = self.plan.run, self.plan.cluster
+        return (
+            f"{planned.arm.name} d{planned.shape.depth}: {format_count(planned.stored_parameters)} "
+            f"parameters, {format_count(planned.tokens)} tokens, {planned.flops.total:.3g} FLOPs, about "
+            f"{format_duration(self.plan.seconds)} on {cluster.gpus} × {cluster.gpu.name}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as `steepen plan --json` prints it."""
+        return self.plan.to_dict()
+
+    def panels(self) -> list[Panel]:
+        """The executed depth over the tokens of the run."""
+        seen, x, y = 0, list[float](), list[float]()
+        for phase in self.to_dict()["phases"]:
+            x += [seen, seen + phase["tokens"]]
+            y += [phase["executed_depth"]] * 2
+            seen += phase["tokens"]
+        arm = self.plan.run.arm.name
+        line = Series(arm, "line", tuple(x), tuple(y), arm=arm)
+        return [Panel(self.headline(), Axis("tokens"), Axis("executed depth"), (line,))]
+
+    def blocks(self, width: int) -> Iterable[Block]:
+        """Size, budget, hyperparameters and cost; then what to be careful about."""
+        facts, planned = self.to_dict(), self.plan.run
+        yield Facts(_size(planned, facts), f"{planned.arm.title} d{planned.shape.depth}")
+        yield Facts(_budget(planned, facts), "Budget")
+        hyper = [
+            (_coded(name), f"{value:.12g}{_printed(name, value)}")
+            for name, value in facts["hyperparameters"].items()
+        ]
+        yield Facts(hyper, "Hyperparameters (the paper's code)")
+        cluster = facts["cluster"]
+        where = f"On {cluster['gpus']} × {cluster['gpu']} at {cluster['mfu']:.0%} MFU"
+        yield Facts([*_cost(cluster), *_memory(cluster), *_communication(cluster)], f"{where} (estimates)")
+        yield from (Paragraph(f": {text}", lead="note", style="yellow") for text in self.plan.warnings)
+
+
+def _size(planned: PlannedRun, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    shape = planned.shape
+    yield "width, heads, MLP width", f"{shape.width}, {shape.heads}, {shape.mlp_width}"
+    yield "prelude/core/coda", facts["allocation"]
+    yield "executed depth", format_change(facts["initial_executed_depth"], facts["executed_depth"])
+    for name, word in (("stored", "stored parameters"), ("compute_active", "compute-active param.")):
+        counts = (f"{facts[field]:,}" for field in (f"initial_{name}_parameters", f"{name}_parameters"))
+        yield word, format_change(*counts)
+
+
+def _budget(planned: PlannedRun, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    per_parameter = f"{facts['tokens_per_parameter']:.2f} per initial stored parameter"
+    yield "tokens", f"{planned.tokens:,} ({per_parameter})"
+    yield "steps", f"{planned.steps:,} of {planned.batch_tokens:,} tokens"
+    if planned.growth_step is not None:
+        fraction = f" (ρ = {planned.rho:.4f} of the tokens after it)" if planned.rho is not None else ""
+        yield "growth after step", f"{planned.growth_step:,}{fraction}"
+    yield "total FLOPs", f"{facts['flops']:.4e}"
+    for phase in facts["phases"]:
+        terms = phase["flops_per_token"]
+        parts = ", ".join(f"{name} {terms[name]:.3e}" for name in ("matmul", "attention", "head"))
+        yield f"FLOPs per token, K={format_passes(phase['passes'])}", f"{terms['total']:.4e} ({parts})"
+
+
+def _cost(cluster: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    alone = ", without communication" if cluster["gpus"] > 1 else ""
+    yield "time", f"{_hours(cluster['hours'])} ({cluster['gpu_hours']:.1f} GPU hours{alone})"
+    if cluster["dollars"] is not None:
+        yield "cost", f"${cluster['dollars']:,.2f}"
+    saved = format_bytes(cluster["checkpoint_bytes"])
+    yield "disk", f"{saved} for a checkpoint; 2 are kept while it trains"
+
+
+def _memory(cluster: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for kind, memory in cluster["memory_gib_per_gpu"].items():
+        used, limits = cluster["micro_batch"][kind], cluster["largest_micro_batch"][kind]
+        fits = "fits" if all(map(operator.le, used, limits)) else "does NOT fit"
+        if fits != "fits" and memory["total"] <= cluster["gpu_memory_gib"]:
+            fits = "fits, with less than 10% to spare"
+        parts = ", ".join(
+            f"{name.replace('_', ' ')} {value:.1f}" for name, value in memory.items() if name != "total"
+        )
+        largest = f"largest that fits: {_stages(limits)}" if limits[-1] else "a single sequence does not fit"
+        yield (
+            f"memory, {kind}",
+            f"{memory['total']:.1f} GiB per GPU, {fits} ({parts}); micro-batch {_stages(used)}, {largest}",
+        )
+
+
+def _communication(cluster: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for kind, exchange in cluster["communication_per_step"].items():
+        yield (
+            f"communication, {kind}",
+            f"{exchange['gradient_gib']:.1f} GiB of gradients and {exchange['weight_gib']:.1f} GiB of "
+            f"weights per GPU and step, {exchange['exposed_seconds']:.2f} s exposed (not "
+            f"overlapped): {exchange['efficiency']:.0%} efficiency, {_hours(exchange['hours'])}",
+        )
+
+
+def _printed(name: str, value: float) -> str:
+    """The three decimals that the paper prints of a base value with more of them."""
+    if name in ("learning_rate", "adam_eps") or round(value, 3) == value:
+        return ""
+    return f" (printed {value:.3f})"
+
+
+def _coded(name: str) -> str:
+    """A hyperparameter with the paper's code beside it: learning_rate (GLR)."""
+    from steepen.recipe.hyperparameters import paper_code
+
+    code = paper_code(name)
+    return name if code is None else f"{name} ({code})"
+
+
+def _stages(values: Sequence[int]) -> str:
+    """A number for each stage of growth: "4, then 2"; once if all are equal."""
+    return ", then ".join(map(str, values if len(set(values)) > 1 else values[:1]))
+
+
+def _hours(hours: float) -> str:
+    if hours < 1:
+        return f"{60 * hours:.1f} min"
+    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"
+
+
+def _exact(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+@dataclass(frozen=True)
+class LadderRow:
+    """One run of a ladder in numbers: length, growth, learning rates, parameters and FLOPs."""
+
+    arm: str
+    depth: int
+    width: Annotated[int, Column(shown=False)]
+    steps: Annotated[int, Column(format=_exact)]
+    growth_step: Annotated[int | None, Column("growth", _exact, align="right")]
+    rho: Annotated[float | None, Column(shown=False)]
+    tokens: Annotated[int, Column(shown=False)]
+    learning_rate: Annotated[float, Column("lr", _exact)]
+    embedding_lr: Annotated[float, Column("emb. lr", _exact)]
+    head_lr: Annotated[float, Column(format=_exact)]
+    initial_stored_parameters: Annotated[int, Column(shown=False)]
+    stored_parameters: Annotated[int, Column(shown=False)]
+    flops: Annotated[float, Column("FLOPs", _exact)]
+    matrix_flops: Annotated[float, Column(shown=False)]
+    hyperparameters: Annotated[dict[str, Any], Column(shown=False)]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LaddersResult(Result):
+    """The runs of whole ladders, by the recipes of these names or files."""
+
+    recipe: tuple[str, ...]
+    runs: tuple[PlannedRun, ...]
+
+    @property
+    def rows(self) -> list[LadderRow]:
+        """One row for each run."""
+        return [
+            LadderRow(
+                one.arm.name, one.shape.depth, one.shape.width, one.steps, one.growth_step, one.rho,
+                one.tokens, one.hyperparameters.learning_rate, one.hyperparameters.embedding_lr,
+                one.hyperparameters.head_lr, one.initial_stored_parameters, one.stored_parameters,
+                one.flops.total, one.flops.matrix, one.hyperparameters.to_dict(),
+            )
+            for one in self.runs
+        ]  # fmt: skip
+
+    def headline(self) -> str:
+        """How many runs, by which recipe."""
+        return f"{len(self.runs)} runs of the ladders of {', '.join(self.recipe)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The recipes and the rows."""
+        return {"recipe": list(self.recipe), "runs": self.to_rows()}
+
+    def panels(self) -> list[Panel]:
+        """FLOPs over depth, arm by arm."""
+        rows = self.rows
+        lines = [
+            Series(arm, "line", *zip(*((float(one.depth), one.flops) for one in rows if one.arm == arm),
+                                     strict=True), arm=arm)
+            for arm in dict.fromkeys(one.arm for one in rows)
+        ]  # fmt: skip
+        return [Panel(self.headline(), Axis("depth"), Axis("FLOPs", "log"), tuple(lines))]
+
+    def blocks(self, width: int) -> Iterable[Block]:
+        """One line for each run, with every digit where the terminal is wide enough."""
+        exact = self.table()
+        wide = table_width(exact)
+        if not (sys.stdout.isatty() or "COLUMNS" in os.environ):  # a pipe or a file, of any width
+            yield Lines(plain_table(exact.columns, formatted_rows(exact), right_columns(exact)))
+            return
+        if wide <= width:
+            yield exact
+            return
+        yield self._rounded()
+        yield Paragraph(f"Every digit: widen the terminal to {wide} columns, or use --json.")
+
+    def _rounded(self) -> Table:
+        def rounded(value: Any) -> str:
+            return format_flops(value, 4) if isinstance(value, float) else _exact(value)
+
+        columns = [replace(one, format=rounded) for one in columns_of(LadderRow).values() if one.shown]
+        return table_of(self.rows, columns, self.headline())
