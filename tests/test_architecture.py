@@ -50,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     # The paper's figures and claims from its authors' measurements.
     "reproduction": {
         *(*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "runs", "laws", "studies", "utils"),
-        *("evaluation.core.suite", "evaluation.scored_runs"),
+        *("evaluation.core.suite", "evaluation.scored_runs", "results.arms"),
     },
     # Rows and how they are shown. `report` draws the panels of a result.
     "results": {
