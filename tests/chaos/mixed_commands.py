@@ -146,6 +146,7 @@ class Mix:
     store: Store
     seed: int
     done: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    seconds: dict[str, float] = field(default_factory=dict[str, float])  # that each took last
     counts: collections.Counter[str] = field(default_factory=collections.Counter[str])
 
     def run(self, minutes: float) -> None:
@@ -170,8 +171,9 @@ class Mix:
             self.counts[f"{commands[-1][0]}"] += 1
         processes = self.server.start(*commands)
         killed = choose.random() < KILLED
+        words, began = " ".join(word[0] for word in commands), time.monotonic()
         if killed:
-            time.sleep(choose.uniform(0, 1) ** 2 * 6)
+            time.sleep(choose.uniform(0, 1) * self.seconds.get(words, 1.0))
             victim, number = choose.choice(processes), choose.choice(STOPS)
             victims = [victim, *descendants(victim)] if choose.random() < 0.2 else [victim]
             for process in victims:
@@ -180,6 +182,8 @@ class Mix:
                         os.kill(process, number)
                         self.counts[signal.Signals(number).name] += 1
         codes = self.server.wait()
+        if not killed:
+            self.seconds[words] = time.monotonic() - began
         said = self.server.log.read_text()
         assert set(codes) <= GOOD | (ENDED if killed else set()), (commands, codes, said[-3000:])
         assert "Traceback" not in said and "internal error" not in said, (commands, said[-3000:])
