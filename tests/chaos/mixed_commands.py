@@ -3,7 +3,7 @@
     python tests/chaos/mixed_commands.py --minutes 240 --seed 0
 
 One or two commands run at a time (training, a study, evaluation, preparation, packs, exports, listings). A
-third are ended by SIGKILL, SIGTERM or SIGINT at a random moment, and in every other round files are damaged
+third are sent SIGKILL, SIGTERM or SIGINT at a random moment, and in every other round files are damaged
 whose loss steepen must survive. After each: exit codes are known ones, nothing printed is a traceback or an
 internal error, no process is left, and what was finished (losses, the answer, the pack, data) is there and is
 what an undisturbed store has. A round ends with everything run to its end and compared to the bit. `make
