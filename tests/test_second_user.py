@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +32,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 def python_of_others() -> str:
     """A Python of this version that other users may run; empty if there is none."""
     candidates = (sys.executable, f"/usr/bin/python3.{sys.version_info.minor}")
-    code = f"import sys, yaml; sys.exit(sys.version_info[:2] != {sys.version_info[:2]!r})"
+    code = f"import sys, numpy, typer, yaml; sys.exit(sys.version_info[:2] != {sys.version_info[:2]!r})"
     for path in candidates if os.geteuid() == 0 else ():
         try:
             done = subprocess.run([path, "-c", code], check=False, capture_output=True, **as_other())
@@ -45,7 +44,7 @@ def python_of_others() -> str:
 
 
 def as_other() -> dict[str, Any]:
-    paths = [str(SOURCE), sysconfig.get_path("purelib")]
+    paths = [str(SOURCE), *(path for path in sys.path if path.endswith("site-packages"))]
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(paths), "HOME": "/nonexistent"}
     environment |= {"PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"}
     return {"user": OTHER, "group": OTHER, "extra_groups": [], "env": environment}

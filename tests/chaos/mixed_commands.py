@@ -3,7 +3,7 @@
     python tests/chaos/mixed_commands.py --minutes 240 --seed 0
 
 One or two commands run at a time (training, a study, evaluation, preparation, packs, exports, listings). A
-third are ended by SIGKILL, SIGTERM or SIGINT at a random moment, and in every other round files are damaged
+third are sent SIGKILL, SIGTERM or SIGINT at a random moment, and in every other round files are damaged
 whose loss steepen must survive. After each: exit codes are known ones, nothing printed is a traceback or an
 internal error, no process is left, and what was finished (losses, the answer, the pack, data) is there and is
 what an undisturbed store has. A round ends with everything run to its end and compared to the bit. `make
@@ -146,6 +146,7 @@ class Mix:
     store: Store
     seed: int
     done: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    seconds: dict[str, float] = field(default_factory=dict[str, float])  # that each took last
     counts: collections.Counter[str] = field(default_factory=collections.Counter[str])
 
     def run(self, minutes: float) -> None:
@@ -170,8 +171,9 @@ class Mix:
             self.counts[f"{commands[-1][0]}"] += 1
         processes = self.server.start(*commands)
         killed = choose.random() < KILLED
+        words, began = " ".join(word[0] for word in commands), time.monotonic()
         if killed:
-            time.sleep(choose.uniform(0, 1) ** 2 * 6)
+            time.sleep(choose.uniform(0, 1) * self.seconds.get(words, 1.0))
             victim, number = choose.choice(processes), choose.choice(STOPS)
             victims = [victim, *descendants(victim)] if choose.random() < 0.2 else [victim]
             for process in victims:
@@ -180,6 +182,8 @@ class Mix:
                         os.kill(process, number)
                         self.counts[signal.Signals(number).name] += 1
         codes = self.server.wait()
+        if not killed:
+            self.seconds[words] = time.monotonic() - began
         said = self.server.log.read_text()
         assert set(codes) <= GOOD | (ENDED if killed else set()), (commands, codes, said[-3000:])
         assert "Traceback" not in said and "internal error" not in said, (commands, said[-3000:])
