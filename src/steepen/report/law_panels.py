@@ -132,6 +132,12 @@ def isoflop_panels(fits: dict[str, IsoflopFit], data: dict[str, tuple[Array, Arr
         scale, head = "log" if log_x else "linear", "" if len(fits) == 1 else f"{name}: "
         panels += [
             Panel(f"{head}sweeps at fixed compute", Axis("x", scale), Axis("loss"), tuple(sweeps), columns=2),
-            Panel(f"{head}{title}", Axis("budget", "log"), Axis("best x", scale), tuple(optima), columns=2),
+            Panel(
+                f"{head}{title}",
+                Axis("compute budget (FLOPs)", "log"),
+                Axis("best x", scale),
+                tuple(optima),
+                columns=2,
+            ),
         ]
     return panels
