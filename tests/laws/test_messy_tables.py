@@ -289,3 +289,10 @@ def test_columns_that_are_not_needed_may_be_ambiguous_or_left_unused() -> None:
 def test_runs_that_have_not_finished_are_pointed_out() -> None:
     (found,) = problems(runs(state=["finished"] * 11 + ["crashed"]))
     assert found.lines == (12,)
+
+
+def test_all_repeated_runs_are_listed() -> None:
+    columns = {name: [*cells, cells[1], cells[3]] for name, cells in runs().items()}
+    with pytest.raises(UsageError, match="rows 13 and 14: the arm, compute and seed of an earlier row"):
+        cleaned(columns)
+    assert len(cleaned({**columns, "run": [f"r{i}" for i in range(14)]})) == 14
