@@ -291,6 +291,14 @@ def test_runs_that_have_not_finished_are_pointed_out() -> None:
     assert found.lines == (12,)
 
 
+def test_options_that_mean_nothing_are_rejected(tmp_path: Path) -> None:
+    (tmp_path / "runs.csv").write_text("arm,flops,loss\na,1e18,3\n")
+    with pytest.raises(UsageError, match="`at` is for runs of a tracker"):
+        steepen.fit(tmp_path / "runs.csv", at="best")
+    with pytest.raises(UsageError, match="`x` and `predict` are for `law` compute"):
+        steepen.fit(runs(), law="chinchilla", predict=[1e21])
+
+
 def test_all_repeated_runs_are_listed() -> None:
     columns = {name: [*cells, cells[1], cells[3]] for name, cells in runs().items()}
     with pytest.raises(UsageError, match="rows 13 and 14: the arm, compute and seed of an earlier row"):
