@@ -39,7 +39,7 @@ def settings(run: dict[str, Any]) -> dict[str, Any]:
 
 def expected() -> Table:
     runs = logged()
-    columns = {name: [run.get(name) for run in runs] for name in runs[0]}
+    columns: dict[str, list[Any]] = {name: [run.get(name) for run in runs] for name in runs[0]}
     columns["val_loss"] = [math.inf if math.isnan(loss) else loss for loss in columns["val_loss"]]
     return understood(table_from(columns))
 
