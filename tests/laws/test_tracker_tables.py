@@ -113,7 +113,7 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         read_table("mlflow:mesy")
     (tmp_path / "mlruns" / "0").mkdir(parents=True)
     (tmp_path / "mlruns" / "0" / "meta.yaml").write_text("experiment_id: '0'\n")
-    with pytest.raises(UsageError, match="mlruns (cannot be read|has no runs)"):
+    with pytest.raises(UsageError, match=r"mlruns (cannot be read|has no runs)"):
         read_table(tmp_path / "mlruns")
 
 
