@@ -122,16 +122,16 @@ def test_what_is_no_table_is_rejected(data: Any) -> None:
 
 
 def test_missing_columns_are_named_as_in_python_without_an_arm_that_the_frame_lacks() -> None:
-    frame = pd.DataFrame({"who": ["a", "b"], "pf_days": [0.1, 0.2], "val_ce": [3.0, 2.9]})
+    frame = pd.DataFrame({"who": ["a", "b"], "petaflops": [0.1, 0.2], "val_ce": [3.0, 2.9]})
     with pytest.raises(UsageError) as caught:
         steepen.fit(frame)
     message = str(caught.value)
-    assert "no columns 'flops', 'loss'; it needs flops, loss, and has who, pf_days, val_ce." in message
+    assert "no columns 'flops', 'loss'; it needs flops, loss, and has who, petaflops, val_ce." in message
     assert message.endswith("Name a column with `columns` flops=ITS_NAME.") and "--" not in message
     with pytest.raises(UsageError, match=r"no column 'budget'.* with `columns` budget=ITS_NAME"):
         steepen.fit(frame, law="isoflop", columns={"x": "who", "loss": "val_ce"})
-    with pytest.raises(UsageError, match=r"^`where` 'pf_days 3' is not a condition"):
-        steepen.fit(frame, columns={"flops": "pf_days", "loss": "val_ce"}, where=("pf_days 3",))
+    with pytest.raises(UsageError, match=r"^`where` 'petaflops 3' is not a condition"):
+        steepen.fit(frame, columns={"flops": "petaflops", "loss": "val_ce"}, where=("petaflops 3",))
 
 
 def test_fit_finds_the_steeper_law(judged: Any) -> None:

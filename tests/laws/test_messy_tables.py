@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from steepen.report.curves import curves_of
 from steepen.report.figure_options import FigureOptions
 
 LADDER = np.geomspace(1e18, 1e20, 6)
+fit = cast("Any", steepen.fit)  # its result is that of one of three laws
 
 
 def runs(**changes: list[Any]) -> dict[str, list[Any]]:
@@ -188,8 +189,8 @@ def test_arms_are_recognized_in_every_law_but_names_of_runs_are_not_arms() -> No
 
 def test_hours_as_the_cost_change_the_words_and_nothing_else() -> None:
     columns = runs()
-    by_flops = steepen.fit(columns, reference="base", method="joint", draws=100)
-    hours = steepen.fit(
+    by_flops = fit(columns, reference="base", method="joint", draws=100)
+    hours = fit(
         {**columns, "gpu_hours": [one / 4e17 for one in columns["flops"]]},
         reference="base", method="joint", draws=100, x="hours",
     )  # fmt: skip
@@ -202,10 +203,10 @@ def test_messy_project_is_recovered_and_its_table_can_be_saved(tmp_path: Path) -
     rows = project()
     assert len(rows) == RUNS
     with pytest.raises(UsageError, match="2 data sets") as caught:
-        steepen.fit(rows, reference="Baseline")
+        fit(rows, reference="Baseline")
     assert "compute is empty" in str(caught.value) or "flops is empty" in str(caught.value)
     saved = tmp_path / "understood.csv"
-    result = steepen.fit(
+    result = fit(
         rows, reference="Baseline", where="dataset=c4", drop_missing=True, write_runs=saved, draws=200,
         method="joint",
     )  # fmt: skip
@@ -216,14 +217,14 @@ def test_messy_project_is_recovered_and_its_table_can_be_saved(tmp_path: Path) -
     for arm, (_, gamma) in ARMS.items():
         assert laws[arm].gamma == pytest.approx(gamma, abs=0.006)
     assert pytest.approx(1.8, abs=0.08) == laws["Baseline"].E
-    again = steepen.fit(saved, reference="Baseline", draws=200, method="joint")
+    again = fit(saved, reference="Baseline", draws=200, method="joint")
     assert [row.gamma for row in again.rows] == pytest.approx([row.gamma for row in result.rows], rel=1e-9)
     assert json.loads(result.to_json())["problems"][0]["severity"] == "warning"
 
 
 def test_json_follows_its_published_schema() -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    found = json.loads(steepen.fit(runs(), reference="base", draws=100, predict=[1e21]).to_json())
+    found = json.loads(fit(runs(), reference="base", draws=100, predict=[1e21]).to_json())
     file = Path(steepen.__file__).parent / "results" / "assets" / "fit.compute-1.schema.json"
     jsonschema.validate(found, json.loads(file.read_text()))
     with pytest.raises(jsonschema.ValidationError):
@@ -231,7 +232,7 @@ def test_json_follows_its_published_schema() -> None:
 
 
 def test_figure_names_arms_as_given_and_takes_options(tmp_path: Path) -> None:
-    result = steepen.fit(runs(model=["Base line"] * 6 + ["mine_2"] * 6), reference="Base line", draws=100)
+    result = fit(runs(model=["Base line"] * 6 + ["mine_2"] * 6), reference="Base line", draws=100)
     options = FigureOptions(labels={"mine_2": "Mine"}, colours={"mine_2": "#d55e00"}, order=("mine_2",))
     panels = options.apply(result.panels())
     curves = curves_of(panels[0], options.titles)
@@ -257,7 +258,7 @@ def test_arms_of_any_names_have_colours_and_markers_of_their_own() -> None:
 
 
 def test_report_of_a_table_is_one_page_with_names_and_problems(tmp_path: Path) -> None:
-    result = steepen.fit(with_cell("model", 4, "BASE"), reference="base", draws=100)
+    result = fit(with_cell("model", 4, "BASE"), reference="base", draws=100)
     page = result.write_report(tmp_path / "page.html").read_text()
     assert "differ in capitals or spaces only" in page
     assert page.count("<svg") >= 3
@@ -269,7 +270,7 @@ def test_report_of_a_table_is_one_page_with_names_and_problems(tmp_path: Path) -
 def test_predictions_cover_the_truth_and_reach_beyond_the_ladder() -> None:
     rng = np.random.default_rng(1)
     columns = runs(loss=[loss + 0.002 * rng.standard_normal() for loss in runs()["loss"]])
-    result = steepen.fit(columns, reference="base", draws=100, method="joint")
+    result = fit(columns, reference="base", draws=100, method="joint")
     (base, mine) = result.predict(1e21).rows
     truth = 1.8 + 1.51234 * 1e3**-0.11
     assert base.low < truth < base.high
@@ -289,3 +290,18 @@ def test_columns_that_are_not_needed_may_be_ambiguous_or_left_unused() -> None:
 def test_runs_that_have_not_finished_are_pointed_out() -> None:
     (found,) = problems(runs(state=["finished"] * 11 + ["crashed"]))
     assert found.lines == (12,)
+
+
+def test_options_that_mean_nothing_are_rejected(tmp_path: Path) -> None:
+    (tmp_path / "runs.csv").write_text("arm,flops,loss\na,1e18,3\n")
+    with pytest.raises(UsageError, match="`at` is for runs of a tracker"):
+        fit(tmp_path / "runs.csv", at="best")
+    with pytest.raises(UsageError, match="`x` and `predict` are for `law` compute"):
+        fit(runs(), law="chinchilla", predict=[1e21])
+
+
+def test_all_repeated_runs_are_listed() -> None:
+    columns = {name: [*cells, cells[1], cells[3]] for name, cells in runs().items()}
+    with pytest.raises(UsageError, match="rows 13 and 14: the arm, compute and seed of an earlier row"):
+        cleaned(columns)
+    assert len(cleaned({**columns, "run": [f"r{i}" for i in range(14)]})) == 14

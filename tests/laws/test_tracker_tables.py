@@ -39,7 +39,7 @@ def settings(run: dict[str, Any]) -> dict[str, Any]:
 
 def expected() -> Table:
     runs = logged()
-    columns = {name: [run.get(name) for run in runs] for name in runs[0]}
+    columns: dict[str, list[Any]] = {name: [run.get(name) for run in runs] for name in runs[0]}
     columns["val_loss"] = [math.inf if math.isnan(loss) else loss for loss in columns["val_loss"]]
     return understood(table_from(columns))
 
@@ -111,6 +111,10 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows(understood(read_table("mlflow:messy"))) == rows(expected())
     with pytest.raises(UsageError, match="no experiment 'mesy'; the nearest are messy"):
         read_table("mlflow:mesy")
+    (tmp_path / "mlruns" / "0").mkdir(parents=True)
+    (tmp_path / "mlruns" / "0" / "meta.yaml").write_text("experiment_id: '0'\n")
+    with pytest.raises(UsageError, match=r"mlruns (cannot be read|has no runs)"):
+        read_table(tmp_path / "mlruns")
 
 
 def test_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,7 @@ def clean(table: Table, cleaning: Cleaning) -> Table:
     work.drop_missing()
     work.check_states()
     work.check_losses()
+    work.check_repeats()
     work.drop_repeats()
     work.drop_diverged()
     errors = [one for one in work.sorted_problems() if one.severity == "error"]
@@ -357,6 +358,28 @@ class _Work:
                 "note", f"{span}, as bits per byte are",
                 "γ and multipliers are those of nats per token, E and A are in the column's unit",
             )  # fmt: skip
+
+    def check_repeats(self) -> None:
+        """Reject rows of the same arm, compute and seed: a run that is there twice would count twice."""
+        cost = self.numbers.get("flops")
+        if cost is None:
+            return
+        table = self.source
+        names = [name for name in map(table.optional, ("seed", "run", "corpus", "recipe")) if name]
+        seen: dict[tuple[Any, ...], int] = {}
+        again: dict[int, int] = {}  # the earlier row of each repeated one
+        for row in self.rows():
+            key = (self.arm(row), float(cost[row]), *(str(table.columns[name][row]) for name in names))
+            if (first := seen.setdefault(key, row)) != row:
+                again[row] = first
+        done = "keep one, or tell repeats apart in a seed column (`columns` seed=ITS_NAME)"
+        if len(again) == 1:
+            ((row, first),) = again.items()
+            seed = f"seed {table.seeds()[row]} of " if table.optional("seed") else ""
+            arm = f"{seed}arm '{self.arm(row)}' at {cost[row]:g} {cost_axis(self.cleaning.x).unit}"
+            self.add("error", f"{arm} is already at {table.row_word} {table.lines[first]}", done, [row])
+        elif again:
+            self.add("error", "the arm, compute and seed of an earlier row", done, list(again))
 
     def drop_repeats(self) -> None:
         """Count a run once whose loss two seeds have to all digits."""

@@ -43,6 +43,8 @@ def read_table(
         path = paper_ladders(str(path)).path
     table = tracked_table(str(path), columns or {}, at)
     if table is None:
+        if at != "final":
+            raise UsageError(f"`at` is for {TRACKERS}; {path} has one value for each run.")
         path = Path(path)
         if str(path) != "-" and not path.is_file():
             raise UsageError(

@@ -306,7 +306,7 @@ def _value(cell: Any) -> Any:
     return (None if cell == "" else cell) if number is None else number
 
 
-def table_from(columns: dict[str, Sequence[Any]], source: str = "table") -> Table:
+def table_from(columns: Mapping[str, Sequence[Any]], source: str = "table") -> Table:
     """A table from columns in memory (records of a study, a notebook); rows are counted from 1."""
     lengths = {len(values) for values in columns.values()}
     if len(lengths) != 1:

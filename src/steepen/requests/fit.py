@@ -182,8 +182,8 @@ class Fit(ReadsTable, Request[FitResult]):
 
     def check(self) -> None:
         """Reject registered forecasts of other laws, without a budget, or that are not there."""
-        if self.x != "flops" and self.law != "compute":
-            raise UsageError("`x` is for `law` compute.")
+        if self.law != "compute" and (self.x != "flops" or self.predict):
+            raise UsageError("`x` and `predict` are for `law` compute.")
         if (self.register or self.score) and self.law != "compute":
             raise UsageError("`register` and `score` are for `law` compute.")
         if self.register and self.budget is None:

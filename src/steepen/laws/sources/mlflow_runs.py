@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +30,23 @@ def read_experiment(place: str) -> list[TrackedRun]:
     """The runs of an experiment of MLFLOW_TRACKING_URI, or of a store's file or folder."""
     if Path(place).exists():
         return read_store(Path(place))
-    client = import_tracker("mlflow", "mlflow", f"mlflow:{place}").MlflowClient()
-    return _guarded(f"mlflow:{place}", client, place)
+    mlflow = import_tracker("mlflow", "mlflow", f"mlflow:{place}")
+    return _guarded(f"mlflow:{place}", mlflow.MlflowClient, place)
 
 
 def read_store(path: Path) -> list[TrackedRun]:
     """The runs of all experiments of a database file or a folder."""
     mlflow = import_tracker("mlflow", "mlflow", str(path))
     uri = f"sqlite:///{path.resolve()}" if path.is_file() else path.resolve().as_uri()
-    return _guarded(str(path), mlflow.MlflowClient(tracking_uri=uri), None)
+    return _guarded(str(path), lambda: mlflow.MlflowClient(tracking_uri=uri), None)
 
 
-def _guarded(source: str, client: Any, experiment: str | None) -> list[TrackedRun]:
+def _guarded(source: str, connect: Callable[[], Any], experiment: str | None) -> list[TrackedRun]:
     try:
-        return _read(source, client, experiment)
+        return _read(source, connect(), experiment)
     except UsageError:
         raise
-    except Exception as error:  # of the network or the store
+    except Exception as error:  # of the network or the store; a folder mlruns needs MLFLOW_ALLOW_FILE_STORE
         raise UsageError(f"{source} cannot be read ({type(error).__name__}: {error}).") from None
 
 

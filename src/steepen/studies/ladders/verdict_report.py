@@ -260,7 +260,7 @@ def multiplier_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]]
     return Panel(
         f"{noun.capitalize()} multiplier over {reference}",
         Axis(f"{label} of {reference}", "log"),
-        Axis(f"{noun} multiplier (× less for the same loss)", "log"),
+        Axis(f"multiplier (× less {noun})", "log"),
         tuple(series),
         lines=(("y", 1.0, reference),),
         caption="A flat curve means a better constant, a rising one a better exponent (or a lower "
