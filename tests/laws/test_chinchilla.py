@@ -217,3 +217,14 @@ def test_flops_of_the_table_enter_the_multiplier() -> None:
     ]
     assert compare_laws(runs[0], runs[1]).multiplier.value == pytest.approx(0.5, rel=1e-3)
     assert runs[1].fit.optimum(1e21)[:2] == pytest.approx(runs[0].fit.optimum(5e20)[:2])
+
+
+def test_arms_with_a_known_irreducible_loss_are_compared_with_it() -> None:
+    n, d, y = grid(noise=1e-3)
+    faster = 1.82 + 480 / (1.2 * n) ** 0.347 + 2100 / (1.2 * d) ** 0.366
+    for prior in (Prior(1.82), Prior(1.82, 0.01)):
+        settings = ChinchillaSettings(starts_per_axis=4, irreducible_loss=prior)
+        runs = [ArmRuns(n, d, loss, 6 * n * d, fit_chinchilla(n, d, loss, settings)) for loss in (y, faster)]
+        found = compare_laws(runs[0], runs[1])
+        assert found.multiplier.value == pytest.approx(1.44, rel=0.02)
+        assert (found.p_irreducible == 1.0) == (prior.sd is None)

@@ -99,6 +99,13 @@ def test_arms_at_different_compute_are_said_not_to_overlap() -> None:
     assert "do not overlap" in words(chinchilla(join(table(), far), reference="vanilla"))
 
 
+def test_comparison_of_checkpoints_of_one_run_has_a_warning() -> None:
+    cells = [(n, d) for n in np.geomspace(1e8, 2e9, 8).tolist() for d in np.geomspace(2e9, 4e10, 4).tolist()]
+    rows = table(cells, {"vanilla": 1.0, "fast": 1.3})
+    rows["run"] = [f"{arm}-{n}" for arm, n in zip(rows["arm"], rows["parameters"], strict=True)]
+    assert any("share training runs" in note for note in chinchilla(rows, reference="vanilla").notes)
+
+
 def test_perplexities_are_noticed() -> None:
     rows = table()
     rows["loss"] = [float(np.exp(loss)) for loss in rows["loss"]]

@@ -132,6 +132,8 @@ def fit_chinchilla_table(
     settings = settings or ChinchillaSettings()
     if looped and reference is not None:
         raise UsageError("`law` looped fits one law to the runs of all arms; leave `reference` out.")
+    if looped and budget is not None:
+        raise UsageError("`law` looped has no compute-optimal split of N and D; leave `budget` out.")
     rows = _Rows.read(table, looped, with_arms=reference is not None)
     arms = list(dict.fromkeys(rows.arm.tolist()))
     if reference is not None and reference not in arms:
@@ -162,7 +164,7 @@ def fit_chinchilla_table(
             for part in (rows.take(own & held), *(other.take(other.arm == arm) for other in further))
             for i in range(len(part.loss))
         ]
-        optimum = None if budget is None or looped else ComputeOptimum(budget, *fit.optimum(budget))
+        optimum = None if budget is None else ComputeOptimum(budget, *fit.optimum(budget))
         runs = ArmRuns(used.size.stored, used.tokens, used.loss, used.flops, fit)
         fits[arm] = ArmChinchilla(fit, optimum, tuple(scored), used.size, runs)
         warnings += [f"{arm}: {flag}" if arm else flag for flag in fit.flags]
@@ -170,10 +172,14 @@ def fit_chinchilla_table(
         raise UsageError("no arm has the runs that its law needs: " + "; ".join(warnings))
     comparisons: dict[str, LawComparison] = {}
     if reference is not None:
-        base = fits[reference].runs
-        comparisons = {
-            name: compare_laws(base, one.runs, budget) for name, one in fits.items() if name != reference
-        }
+        for name, one in fits.items():
+            if name != reference:
+                try:
+                    comparisons[name] = compare_laws(fits[reference].runs, one.runs, budget)
+                except UsageError as error:
+                    warnings.append(f"arm '{name}' is not compared: {error}")
+        if rows.run is not None and len(set(rows.run.tolist())) < len(rows.run):
+            warnings.append("rows share training runs; comparisons treat them as independent")
     return ChinchillaTableFit(fits, reference, comparisons, table.row_word, tuple(warnings))
 
 

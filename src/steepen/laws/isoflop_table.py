@@ -189,7 +189,7 @@ def fit_isoflop_table(
                 raise
             warnings.append(f"arm '{arm}' is not compared: {error}")
     if comparisons and runs is not None and any("runs" in one.fit.settings for one in found.values()):
-        warnings.append("rows share training runs; the intervals of comparisons treat them as independent")
+        warnings.append("rows share training runs; comparisons treat them as independent")
     return IsoflopTableFit(found, has_arms, x_name, reference, comparisons, tuple(warnings))
 
 

@@ -60,6 +60,7 @@ class Fit(ReadsTable, Request[FitResult]):
         "steepen fit paper:fineweb --figure laws.png",
         "steepen fit runs.csv --reference vanilla --hold-out 1e20",
         "steepen fit sizes.csv --law chinchilla --columns parameters=N,tokens=D --budget 1e24",
+        "steepen fit sweeps.csv --law isoflop --reference vanilla",
     )
     figure = tables = True
 
@@ -73,7 +74,7 @@ class Fit(ReadsTable, Request[FitResult]):
         Option(
             "Objective of the fit: huber (of log losses), mse or log-mse; for compute also raw-huber. For "
             "compute it is how the paper's method fits E: its authors took raw-huber, of the losses "
-            "themselves. Default: raw-huber; huber for chinchilla, log-mse for isoflop."
+            "themselves. Default: raw-huber; huber for chinchilla and looped, log-mse for isoflop."
         ),
     ] = None
     hold_out: Annotated[

@@ -56,7 +56,7 @@ class ChinchillaResult(Result):
     @property
     def notes(self) -> tuple[str, ...]:
         """Warnings."""
-        return tuple(f"warning: {warning}" for warning in self.table_fit.warnings)
+        return self.table_fit.warnings
 
     def left_out(self) -> tuple[str, ...]:
         """The arm, of a table without arms."""

@@ -56,7 +56,7 @@ class IsoflopResult(Result):
             for arm, one in self.table_fit.arms.items()
             for text in one.fit.warnings
         ]
-        return tuple(f"warning: {text}" for text in (*self.table_fit.warnings, *own))
+        return (*self.table_fit.warnings, *own)
 
     def left_out(self) -> tuple[str, ...]:
         """The arm, of a table without arms."""

@@ -28,6 +28,7 @@ from steepen.laws.fits.size_law_solver import (
     ModelSize,
     SizeLawProblem,
     grid_starts,
+    scaled_inverse,
     solve,
 )
 from steepen.laws.fits.solver import Array
@@ -329,10 +330,7 @@ def _covariance(
     known = np.zeros(len(theta))
     if prior is not None:
         known = problem.is_e * variance / (prior.sd or FIXED_SD) ** 2
-    normal = j @ j.T + np.diag(known)
-    scale = np.sqrt(np.diag(normal))
-    scale[scale == 0] = 1.0
-    inverse = np.linalg.pinv(normal / np.outer(scale, scale), hermitian=True) / np.outer(scale, scale)
+    inverse = scaled_inverse(j @ j.T + np.diag(known))
     covariance = inverse * variance
     count = int(cluster.max()) + 1
     if count < len(influence):

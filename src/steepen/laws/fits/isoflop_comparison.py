@@ -15,11 +15,12 @@ import numpy as np
 from scipy import stats
 
 from steepen.errors import UsageError
-from steepen.laws.distributions import ROUNDING_ERROR, Interval, t_quantile
+from steepen.laws.distributions import ROUNDING_ERROR, Interval, f_p_value, t_quantile
 from steepen.laws.fits.isoflop import IsoflopFit, group_budgets
 from steepen.laws.fits.solver import Array
 from steepen.laws.fits.vertex import Vertex, choose_points
 
+SCATTER_LEVEL = 0.10  # of the test that multipliers scatter more about their trend than noise explains
 SAME_BUDGET = 0.05  # relative difference up to which budgets of two arms are the same
 
 
@@ -138,7 +139,7 @@ def compare_sweeps(
             slope = float(weight @ log_m)
             spread = log_m - log_m.mean() - slope * (c - c.mean())
             excess = float((spread**2 / variance).sum()) / (len(c) - 2)
-            if excess > 1:
+            if f_p_value(np.array(excess), len(c) - 2, np.array(float(df))) < SCATTER_LEVEL:
                 variance, freedom = variance * excess, len(c) - 2.0
             growth = factor(math.log(10) * slope, math.log(10) ** 2 * float(weight**2 @ variance), freedom)
         mean = factor(float(log_m.mean()), float(variance.sum()) / len(c) ** 2, freedom)

@@ -12,15 +12,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 from scipy import stats
 
+from steepen.errors import UsageError
 from steepen.laws.distributions import ROUNDING_ERROR, Interval, f_p_value, t_quantile
 from steepen.laws.fits.chinchilla import FIXED_SD, ChinchillaFit, ChinchillaLoss, FlopsLaw, build_problem
-from steepen.laws.fits.size_law_solver import KINDS, IntArray, Kind, ModelSize, SizeLawProblem, solve
+from steepen.laws.fits.size_law_solver import (
+    KINDS,
+    IntArray,
+    Kind,
+    ModelSize,
+    SizeLawProblem,
+    scaled_inverse,
+    solve,
+)
 from steepen.laws.fits.solver import Array
 
+Noise: TypeAlias = tuple[Array, float]  # a whitening matrix, and the degrees of freedom it was estimated with
 MIN_SPARE_PAIRS = 3  # pairs beyond the constants of one law, to estimate the noise of differences
 
 
@@ -83,21 +94,24 @@ def compare_laws(reference: ArmRuns, arm: ArmRuns, budget: float | None = None) 
     reference, arm = reference.cells(), arm.cells()
     first, second = _equal_cells(reference, arm)
     free = _PairFit.of(reference, arm, ("a", "b", "alpha", "beta", "e"))
-    paired = len(first) >= len(set(free.problem.kinds)) + MIN_SPARE_PAIRS
-    whitening, df = free.whiten_pairs(first, second) if paired else free.whiten()
-    fit = _PairFit.of(reference, arm, ("level", "growth", "ratio"), whitening, df)
-    exponents = _PairFit.of(reference, arm, ("a", "b", "alpha", "beta"), whitening, df)
-    irreducible = _PairFit.of(reference, arm, ("a", "b", "e"), whitening, df)
+    # A few pairs among many other cells would leave too few degrees of freedom.
+    needed = max(len(set(free.problem.kinds)) + MIN_SPARE_PAIRS, min(len(reference.loss), len(arm.loss)) / 2)
+    paired = len(first) >= needed
+    noise = free.whiten_pairs(first, second) if paired else free.whiten()
+    fit = _PairFit.of(reference, arm, ("level", "growth", "ratio"), noise)
+    exponents = _PairFit.of(reference, arm, ("a", "b", "alpha", "beta"), noise)
+    irreducible = _PairFit.of(reference, arm, ("a", "b", "e"), noise)
     low = max(float(reference.flops.min()), float(arm.flops.min()))
     high = min(float(reference.flops.max()), float(arm.flops.max()))
     overlap = low < high
     if not overlap:
         low, high = float(reference.flops.min()), float(reference.flops.max())
-    growth, growth_interval, p_growth = fit.contrast(
-        lambda theta: (
-            (fit.log_multiplier(theta, high) - fit.log_multiplier(theta, low)) / math.log10(high / low)
-        )
-    )
+    decades = math.log10(high / low)
+
+    def per_decade(theta: Array) -> float:
+        return (fit.log_multiplier(theta, high) - fit.log_multiplier(theta, low)) / decades
+
+    growth, growth_interval, p_growth = fit.contrast(per_decade)
     ratio, ratio_interval, p_ratio = fit.contrast(lambda theta: math.log(10) * theta[-1])
     return LawComparison(
         multiplier=fit.multiplier(math.sqrt(low * high)),
@@ -122,14 +136,10 @@ class _PairFit:
 
     @classmethod
     def of(
-        cls,
-        reference: ArmRuns,
-        arm: ArmRuns,
-        own: Sequence[Kind],
-        whitening: Array | None = None,
-        df: float = 0,
+        cls, reference: ArmRuns, arm: ArmRuns, own: Sequence[Kind], noise: Noise | None = None
     ) -> _PairFit:
         """Fit both arms, where `own` are the constants that the arm does not share with the reference."""
+        whitening, df = noise or (None, 0.0)
         split, settings = len(reference.loss), reference.fit.settings
         loss: ChinchillaLoss = "mse" if settings.loss == "mse" else "log-mse"
         n, d, y = (
@@ -146,8 +156,8 @@ class _PairFit:
             kinds = (*kinds, kind)
         prior, penalty = settings.irreducible_loss, None
         if prior is not None and prior.sd is not None:
-            unit = reference.fit.log_residual_sd**2 if whitening is None else 1.0
-            penalty = (prior.mean, unit / prior.sd**2)
+            sd = reference.fit.residual_sd if loss == "mse" else reference.fit.log_residual_sd
+            penalty = (prior.mean, (1.0 if noise else sd) ** 2 / prior.sd**2)
         x, z = np.log(n * d), np.log(d / n)
         problem = replace(
             problem, kinds=kinds, index=index, whitening=whitening, e_penalty=penalty,
@@ -157,22 +167,22 @@ class _PairFit:
         theta, _, _ = solve(problem, np.array([_start(problem, pair) for pair in laws]))
         j = problem.jacobian(theta[None])[0]
         fixed = 1 / FIXED_SD**2 if problem.fixed_e is not None else 0.0
-        normal = j @ j.T + np.diag(problem.is_e * (penalty[1] if penalty else fixed))
-        scale = np.sqrt(np.maximum(np.diag(normal), 1e-300))
-        covariance = np.linalg.pinv(normal / np.outer(scale, scale), hermitian=True) / np.outer(scale, scale)
+        covariance = scaled_inverse(j @ j.T + np.diag(problem.is_e * (penalty[1] if penalty else fixed)))
         return cls(problem, theta, covariance, df, (reference, arm), (float(x.mean()), float(z.mean())))
 
     def _residuals(self) -> tuple[Array, float]:
         _, residual, _ = self.problem.evaluate(self.theta[None], self.problem.weights[None])
         return residual[0], ROUNDING_ERROR * (1.0 if self.problem.log else float(self.problem.y.mean()))
 
-    def whiten(self) -> tuple[Array, float]:
+    def whiten(self) -> Noise:
         """Scale residuals by their standard deviation; degrees of freedom of that."""
         residual, rounding = self._residuals()
         df = len(residual) - len(self.theta)
+        if df < 1:
+            raise UsageError(f"the arms have {len(residual)} cells (N, D), too few to compare their laws.")
         return np.eye(len(residual)) / max(math.sqrt(float(residual @ residual) / df), rounding), df
 
-    def whiten_pairs(self, first: IntArray, second: IntArray) -> tuple[Array, float]:
+    def whiten_pairs(self, first: IntArray, second: IntArray) -> Noise:
         """Turn pairs of residuals into sum and difference, each scaled by its own standard deviation.
 
         The noise of differences has as many degrees of freedom as there are pairs beyond one law's constants.

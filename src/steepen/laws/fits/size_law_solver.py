@@ -249,6 +249,13 @@ def polish(problem: SizeLawProblem, theta: Array) -> tuple[Array, float]:
     return best, value
 
 
+def scaled_inverse(normal: Array) -> Array:
+    """The pseudo-inverse of normal equations whose columns differ in scale by many orders."""
+    scale = np.sqrt(np.diag(normal))
+    outer = np.outer(*[np.where(scale > 0, scale, 1.0)] * 2)
+    return np.linalg.pinv(normal / outer, hermitian=True) / outer
+
+
 def solve(problem: SizeLawProblem, start: Array) -> tuple[Array, float, float]:
     """The best θ from all starting points, its objective, and the fraction of starts that reached it."""
     theta, objective = refine(problem, start, problem.weights[None], 150)
