@@ -391,7 +391,7 @@ ITEMS = (
 
 
 def find_item(kind: str, number: str) -> Item:
-    """The item of a printed number or LaTeX label; raises UsageError for none, and for a whole of subfigures."""
+    """The item of a printed number or LaTeX label; raises UsageError for a figure that has subfigures."""
     wanted = f"{kind.capitalize()} {number.strip().lower()}"
     found = next((item for item in ITEMS if item.number == wanted or item.label == number), None)
     if found is None:
@@ -400,8 +400,6 @@ def find_item(kind: str, number: str) -> Item:
         ]
         parts = [own for own in numbers if own[:-1] == number.strip()]
         if parts:
-            raise UsageError(
-                f"{wanted} has subfigures, each with its own legend: give one of {', '.join(parts)}."
-            )
+            raise UsageError(f"{wanted} has subfigures: give one of {', '.join(parts)}.")
         raise UsageError(f"the paper has no {kind} {number!r}; the nearest are {nearest(number, numbers)}.")
     return found
