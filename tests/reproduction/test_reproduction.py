@@ -28,7 +28,7 @@ from steepen.laws.paper_ladders import ASSETS
 from steepen.laws.verdict.multipliers import interpolated_multipliers
 from steepen.reproduction import claims as claims_module
 from steepen.reproduction.claims import EDU, FINEWEB, Claim, claims
-from steepen.reproduction.items import ITEMS, Item, find_items
+from steepen.reproduction.items import ITEMS, Item, find_item
 from steepen.reproduction.paper_studies import DECAY, PaperStudies
 from steepen.reproduction.tables import ARCHIVE, table
 from steepen.studies.answer import Panel, Table
@@ -136,7 +136,7 @@ def test_the_drift_table_is_the_printed_one(studies: PaperStudies, reference_dat
     source = read_paper(reference_data("paper"))
     before, after = source.split(r"\label{tab:hp-drift}")[0], r"([+-]\d\.\d\d)\\pm(\d\.\d\d)"
     printed = [f"{beta}±{error}" for beta, error in re.findall(after, before[before.rindex("tabular}{ll") :])]
-    slopes = find_items("table", "8")[0].show(studies)[0]
+    slopes = find_item("table", "8").show(studies)[0]
     assert isinstance(slopes, Table) and len(printed) == 40
     ours = [cell.replace("−", "-") for row in slopes.rows for cell in row[2:]]
     assert sorted({*printed} - {*ours}) == ["+2.73±0.23"]  # RM of Vanilla: an optimum is outside its sweep
@@ -146,7 +146,7 @@ def test_the_size_table_is_the_printed_one(studies: PaperStudies, reference_data
     source = read_paper(reference_data("paper")).split(r"\label{tab:model-sizes}")[0]
     lines = [line for line in source[source.rindex("Exec. Depth") :].splitlines() if line.startswith("$d")]
     printed = [re.sub(r"[${}\\, ]|mathrm", "", line).replace("to", "→").split("&") for line in lines]
-    sizes = find_items("table", "2")[0].show(studies)[0]
+    sizes = find_item("table", "2").show(studies)[0]
     assert isinstance(sizes, Table)
     assert printed == [[str(cell).replace(" ", "") for cell in row] for row in sizes.rows]
 
@@ -221,7 +221,7 @@ def test_the_command_lists_shows_and_draws(capsys: pytest.CaptureFixture[str], t
     file = tmp_path / "figure12.png"
     assert main(["paper", "figure", "12", "--figure", str(file), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [len(found[key]) for key in ("items", "panels", "tables")] == [1, 5, 0]
+    assert [found["item"]["number"], len(found["panels"]), len(found["tables"])] == ["Figure 12", 5, 0]
     assert file.stat().st_size > 10_000
     assert main(["paper", "table", "7", "--write-table", str(tmp_path / "table7.csv")]) == 0
     assert "mean_optimal_tpp" in capsys.readouterr().out
@@ -241,7 +241,7 @@ def test_a_figure_is_drawn_of_ones_own_study(studies: PaperStudies, tmp_path: Pa
     own.set_answer(replace(answer, panels=panels))
     found = steepen.paper("figure", "12", data=("mine",), studies=tmp_path / "studies")
     assert [panel.title for panel in found.panels()] == [
-        panel.title for panel in find_items("figure", "12")[0].show(studies)[1:]
+        panel.title for panel in find_item("figure", "12").show(studies)[1:]
     ]
     assert "from mine" in found.headline()
     with pytest.raises(UsageError, match="Figure 3 shows runs of `steepen study ladder`"):
@@ -250,9 +250,10 @@ def test_a_figure_is_drawn_of_ones_own_study(studies: PaperStudies, tmp_path: Pa
         steepen.paper("table", "2", data=("mine",), studies=tmp_path / "studies")
 
 
-def test_a_figure_with_subfigures_is_all_of_them_and_a_label_names_one() -> None:
-    assert [item.number for item in find_items("figure", "16")] == [
-        f"Figure 16{letter}" for letter in "abcdef"
-    ]
-    assert find_items("figure", "fig:tpl")[0].number == "Figure 9"
+def test_a_label_names_an_item_and_a_figure_with_subfigures_asks_for_one() -> None:
+    assert find_item("figure", "fig:tpl").number == "Figure 9"
+    with pytest.raises(
+        UsageError, match="Figure 16 has subfigures: give one of 16a, 16b, 16c, 16d, 16e, 16f"
+    ):
+        find_item("figure", "16")
     assert math.isclose(steepen.paper("claim", "tuned_loss").rows[0].printed, 3.2772)

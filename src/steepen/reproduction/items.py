@@ -390,14 +390,16 @@ ITEMS = (
 )  # fmt: skip
 
 
-def find_items(kind: str, number: str) -> list[Item]:
-    """The item of a printed number, or of all subfigures of a figure; a LaTeX label names an item too."""
+def find_item(kind: str, number: str) -> Item:
+    """The item of a printed number or LaTeX label; raises UsageError for a figure that has subfigures."""
     wanted = f"{kind.capitalize()} {number.strip().lower()}"
-    found = [item for item in ITEMS if item.number == wanted or item.label == number]
-    found = found or [item for item in ITEMS if item.number[:-1] == wanted and item.number[-1].isalpha()]
-    if not found:
+    found = next((item for item in ITEMS if item.number == wanted or item.label == number), None)
+    if found is None:
         numbers = [
             item.number.partition(" ")[2] for item in ITEMS if item.number.startswith(kind.capitalize())
         ]
+        parts = [own for own in numbers if own[:-1] == number.strip()]
+        if parts:
+            raise UsageError(f"{wanted} has subfigures: give one of {', '.join(parts)}.")
         raise UsageError(f"the paper has no {kind} {number!r}; the nearest are {nearest(number, numbers)}.")
     return found

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from steepen.reproduction.claims import Claim
     from steepen.reproduction.items import Item
     from steepen.reproduction.paper_studies import PaperStudies
-    from steepen.results.panel import Panel
-    from steepen.results.table import Table
 
 PaperResult: TypeAlias = PaperList | PaperItem
 
@@ -41,9 +38,9 @@ class Paper(Request[PaperResult]):
     figure = tables = True
 
     kind: Annotated[Literal["figure", "table", "claim"] | None, Argument("figure, table or claim.")] = None
-    name: Annotated[
-        str | None, Argument("Printed number (3, 16a; 16 is all of it) or LaTeX label; of a claim its name.")
-    ] = None
+    name: Annotated[str | None, Argument("Printed number (3, 16a) or LaTeX label; of a claim its name.")] = (
+        None
+    )
     _: KW_ONLY
     data: Annotated[
         tuple[str, ...],
@@ -59,7 +56,7 @@ class Paper(Request[PaperResult]):
     def run(self) -> PaperResult:
         """The list, the item or the claims."""
         from steepen.reproduction.claims import claims
-        from steepen.reproduction.items import ITEMS, find_items
+        from steepen.reproduction.items import ITEMS, find_item
         from steepen.reproduction.paper_studies import PaperStudies
 
         studies = PaperStudies()
@@ -76,24 +73,15 @@ class Paper(Request[PaperResult]):
             wanted = "" if self.kind is None else self.kind.capitalize()
             names = {} if wanted else {claim.name: claim.item for claim in claims()}
             return PaperList([_item_row(item) for item in ITEMS if item.number.startswith(wanted)], names)
-        chosen = find_items(self.kind, self.name)
-        rows = [_item_row(item) for item in chosen]
+        item = find_item(self.kind, self.name)
         with spinner("computing"):
             if self.data:
                 from steepen.report.load_studies import load_study
 
                 answers = [load_study(name, self.studies).answer for name in self.data]
-                shown = [one for item in chosen for one in item.show_own(answers)]
-                return PaperItem(rows, shown, source=", ".join(self.data))
-            numbers = [item.number for item in chosen]
-            shown = [_lettered(one, item, chosen) for item in chosen for one in item.show(studies)]
-            printed = [_claim_row(claim, studies) for claim in claims() if claim.item in numbers]
-        return PaperItem(rows, shown, printed)
-
-
-def _lettered(one: Panel | Table, item: Item, chosen: Sequence[Item]) -> Panel | Table:
-    """A panel titled with the letter of its subfigure, where there are several."""
-    return replace(one, title=f"({item.number[-1]}) {one.title}") if len(chosen) > 1 else one
+                return PaperItem(_item_row(item), item.show_own(answers), source=", ".join(self.data))
+            printed = [_claim_row(claim, studies) for claim in claims() if claim.item == item.number]
+            return PaperItem(_item_row(item), item.show(studies), printed)
 
 
 def _item_row(item: Item) -> ItemRow:

@@ -98,7 +98,7 @@ class PaperList(Result):
 class PaperItem(Result):
     """A figure or table of the paper, with the numbers that the paper prints for it."""
 
-    items: Sequence[ItemRow]
+    item: ItemRow
     shown: Sequence[Panel | Table]
     claims: Sequence[ClaimRow] = ()  # none from one's own studies
     source: str = AUTHORS
@@ -124,8 +124,7 @@ class PaperItem(Result):
 
     def headline(self) -> str:
         """Its printed number, title, and whose runs it shows."""
-        named = "; ".join(f"{item.number}: {item.title}" for item in self.items)
-        return f"{named.rstrip('.')} (from {self.source})"
+        return f"{self.item.number}: {self.item.title.rstrip('.')} (from {self.source})"
 
     def table(self, caption: str = "") -> Table:
         """A table of the paper; of a figure its points."""
@@ -141,7 +140,7 @@ class PaperItem(Result):
     def to_dict(self) -> dict[str, Any]:
         """The panels and tables with all their numbers, and the claims."""
         return {
-            "items": to_builtins(list(self.items)),
+            "item": to_builtins(self.item),
             "source": self.source,
             "panels": to_builtins(list(self.panels())),
             "tables": to_builtins(self.tables),
@@ -150,10 +149,9 @@ class PaperItem(Result):
 
     def blocks(self, width: int) -> Iterable[Block]:
         """The title, the tables or the curves, and the printed numbers beside the computed ones."""
-        for item in self.items:
-            yield Paragraph(f" {item.title}", lead=f"{item.number}.", style="bold")
-            if item.note:
-                yield Paragraph(item.note)
+        yield Paragraph(f" {self.item.title}", lead=f"{self.item.number}.", style="bold")
+        if self.item.note:
+            yield Paragraph(self.item.note)
         yield Paragraph(f"From {self.source}.")
         yield from self.tables
         shown = 0
@@ -175,8 +173,7 @@ class PaperItem(Result):
             yield table_of(self.claims, columns, "What the paper prints")
             yield from outside(self.claims)
         if self.source == AUTHORS:
-            commands = dict.fromkeys(part.strip() for item in self.items for part in item.command.split(";"))
-            yield Paragraph(f"From your own runs: {'; '.join(commands)}; then --data STUDY.")
+            yield Paragraph(f"From your own runs: {self.item.command}; then --data STUDY.")
 
 
 def outside(rows: Iterable[Any]) -> Iterable[Block]:
