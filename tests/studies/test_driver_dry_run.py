@@ -107,3 +107,15 @@ def test_a_wrong_budget_or_launcher_is_rejected_before_anything_starts(
         with pytest.raises(UsageError):
             steepen.dry_run_study("ladder", **wrong)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_says_what_is_varied_among_runs_of_one_arm_and_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    swept = {row.varied for row in steepen.dry_run_study("lr-rule").rows}
+    assert {"learning rate 0.04", "output multiplier 0.125", ""} <= swept
+    assert not any("," in words for words in swept)  # one at a time around the base values
+    timed = [row.varied for row in steepen.dry_run_study("growth-timing").rows if row.arm == "loop-grow"]
+    assert timed and all("growth at" in words for words in timed)
+    assert not any(row.varied for row in steepen.dry_run_study("ladder").rows)

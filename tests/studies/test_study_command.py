@@ -7,7 +7,10 @@ import inspect
 import json
 import random
 import re
+import shutil
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +18,8 @@ import steepen
 from steepen.cli import main
 from steepen.data.prepare import PrepareRequest, prepare
 from steepen.report.serve import StudyPages
-from steepen.studies.driver.journal import Journal, preparing_data
-from steepen.studies.preset import PRESETS_DIRECTORY
+from steepen.studies.driver.journal import Journal, list_preparing, preparing_data
+from steepen.studies.preset import PRESETS_DIRECTORY, load_preset
 from steepen.studies.registry import STUDIES
 
 WORDS = ["north", "south", "river", "hill", "stone", "wood", "light", "rain", "wind", "house", "road", "sea"]
@@ -160,6 +163,37 @@ def test_a_study_can_be_watched_while_its_data_is_prepared(
         assert len(seen) == 5 and all("mine" in text and "data is being prepared" in text for text in seen)
         capsys.readouterr()
         assert main(["status", "mine"]) == 2 and "studies has no studies" in capsys.readouterr().err
+
+
+def test_a_second_study_waits_for_data_that_another_prepares(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from steepen.studies import context
+
+    begun = threading.Event()
+    prepared: list[Path] = []
+
+    def prepare_slowly(preset: object, target: Path) -> None:
+        prepared.append(target)
+        begun.wait(20)  # until the other study has come to the same place
+        shutil.copytree(folder / "data", target)
+
+    monkeypatch.setattr(context, "_prepare", prepare_slowly)
+    preset, found = load_preset("tiny"), list[Any]()
+
+    def open_it(name: str) -> None:
+        found.append(context.open_data(preset, None, tmp_path / "runs", False, (tmp_path / "studies", name)))
+
+    studies = [threading.Thread(target=open_it, args=(name,)) for name in ("first", "second")]
+    for one in studies:
+        one.start()
+    while len(context_names := list_preparing(tmp_path / "studies")) < 2:
+        assert all(one.is_alive() for one in studies)
+    begun.set()
+    for one in studies:
+        one.join(60)
+    assert context_names == ["first", "second"] and len(prepared) == 1
+    assert found[0] == found[1] and found[0][0] == prepared[0]
 
 
 def test_watch_goes_on_from_the_preparation_to_the_study(
