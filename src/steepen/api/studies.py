@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steepen.api.plans import recipe_names
-from steepen.api.result import Result, marked_rows, new_axes, wrap
+from steepen.api.result import Result, new_axes, wrap
 from steepen.api.runs import Runs, open_runs
 from steepen.errors import UsageError
 from steepen.results.fit import verdict_words
@@ -327,31 +327,22 @@ class Study(Result):
                     "arm": one.arm,
                     "measure": one.measure,
                     "verdict": one.verdict.word,
-                    "claim": one.verdict.claim,
-                    "by_what_claim": one.verdict.by_what_claim,
+                    "better": one.verdict.better,
+                    "growth": one.verdict.growth,
+                    "by_what": one.verdict.by_what,
                     "delta_gamma": one.verdict.delta_gamma,
                     "delta_gamma_low": one.verdict.delta_gamma_interval[0],
                     "delta_gamma_high": one.verdict.delta_gamma_interval[1],
-                    "multiplier": one.verdict.multiplier,
-                    "multiplier_flops": one.verdict.multiplier_flops,
-                    "p_growth": one.verdict.p_slope,
+                    "multiplier": one.verdict.gain.value,
+                    "multiplier_low": one.verdict.gain.interval[0],
+                    "multiplier_high": one.verdict.gain.interval[1],
+                    "p_better": one.verdict.gain.p_value,
+                    "p_growth": one.verdict.slope.p_value,
                 }
                 for one in answer.verdicts
             ]
         table = answer.tables[0] if answer.tables else None
         return [] if table is None else [dict(zip(table.columns, row, strict=False)) for row in table.rows]
-
-    def shown_columns(self) -> list[str] | None:
-        """Without columns that the mark "?" stands for."""
-        rows = self.to_rows()
-        return [name for name in rows[0] if not name.endswith("claim")] if rows else None
-
-    def shown_rows(self) -> list[dict[str, Any]]:
-        """With "?" behind an answer that is fragile, so not a claim."""
-        answer, rows = self.answer, self.to_rows()
-        if answer is None or not answer.verdicts:
-            return rows
-        return marked_rows(rows, [one.verdict.marked_word for one in answer.verdicts])
 
     def plot(self, ax: Any = None, panel: int | str = 0) -> Any:
         """Draw a panel of the answer, by place or by the beginning of its title; returns the Axes."""

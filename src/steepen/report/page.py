@@ -107,11 +107,9 @@ class _Page:
             "arm": self.arm(judged.arm, judged.variant),
             "part": judged.part,
             "measure": judged.measure,
+            "better": judged.verdict.better,
             "growth": judged.verdict.growth,
             "by_what": judged.verdict.by_what,
-            "by_what_short": (judged.verdict.by_what or "").partition(":")[0],
-            "fragile": bool(judged.verdict.fragile),
-            "by_what_fragile": bool(judged.verdict.by_what_fragile),
             "sentence": self.prose(judged.verdict.sentence),
         }
 

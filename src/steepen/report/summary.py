@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 from steepen.laws.fits.compute_law import ArmLaw
-from steepen.laws.verdict.evidence import Verdict
-from steepen.laws.verdict.multipliers import Multiplier
 from steepen.report.colours import arm_key
 from steepen.report.curves import ladder_title
 from steepen.results.table import Column, Table, columns_of, table_of
@@ -23,12 +20,12 @@ class SummaryRow:
     """One ladder: what was judged of it (nothing, of the reference), and what its runs cost."""
 
     arm: str
-    answer: Annotated[str, Column("does the gain grow?")]
-    multiplier: Annotated[float | None, Column("multiplier (fitted)")] = None
+    answer: Annotated[str, Column("better, and does the gain grow?")]
+    multiplier: Annotated[float | None, Column("multiplier (mean)")] = None
     low: float | None = None
     high: float | None = None
-    at: float | None = None  # where the multiplier is
-    p_slope: Annotated[float | None, Column("p (growth)")] = None
+    p_better: Annotated[float | None, Column("p (better)")] = None
+    p_growth: Annotated[float | None, Column("p (growth)")] = None
     training_flops: Annotated[float | None, Column("training FLOPs")] = None
     training_hours: float | None = None
     judged: Annotated[StudyVerdict | None, Column(shown=False)] = None
@@ -42,43 +39,27 @@ def summary_rows(answer: Answer, records: Sequence[RunRecord], titles: dict[str,
         title = ladder_title(name, "", titles) + (f", {part}" if part else "")
         rows.append(_with_cost(SummaryRow(title, "reference"), name, laws.get((name, "", part)), records))
     for one in answer.primary_verdicts:
-        verdict, top = one.verdict, top_multiplier(one.verdict)
-        numbers = map(json_safe, (top.value, top.low, top.high, top.flops, verdict.p_slope))
+        verdict = one.verdict
+        gain = verdict.gain
+        numbers = map(json_safe, (gain.value, *gain.interval, gain.p_value, verdict.slope.p_value))
         title = ladder_title(one.arm, one.variant, titles) + (f", {one.part}" if one.part else "")
-        row = SummaryRow(title, answer_words(verdict), *numbers, judged=one)
+        row = SummaryRow(title, verdict.word, *numbers, judged=one)
         rows.append(_with_cost(row, one.arm, laws.get((one.arm, one.variant, one.part)), records))
     return rows
 
 
 def summary_table(rows: Sequence[SummaryRow], unit: str) -> Table:
-    """The rows as a table; `unit` is that of the multipliers' place."""
-    columns = [
-        replace(column, header=f"at ({unit})") if name == "at" else column
-        for name, column in columns_of(SummaryRow).items()
-        if column.shown
-    ]
+    """The rows as a table; `unit` is that of the cost that multipliers compare."""
+    columns = [column for column in columns_of(SummaryRow).values() if column.shown]
+    cost = "compute" if unit == "FLOPs" else "time"
     caption = (
-        "The multiplier is the reference's cost over the arm's for the same loss by the fitted laws, at "
-        "the reference's highest rung that the arm covers, with its interval; p is that of a gain that "
-        "does not change with compute. By either: the data allow a larger exponent as well as a lower "
-        "irreducible loss. FLOPs and hours are the sums over the arm's runs in this study."
+        f"The multiplier is the reference's {cost} over the arm's for the same loss, averaged over the range "
+        "that both cover, with its interval; the p are those of no difference, and of a gain that does not "
+        "change with compute. By either: the data allow a larger exponent as well as a lower irreducible"
+        " loss. "
+        "FLOPs and hours are the sums over the arm's runs in this study."
     )
     return replace(table_of(rows, columns, "Answers", caption), arm_column=0)
-
-
-def answer_words(verdict: Verdict) -> str:
-    """A verdict's two answers: "grows (fragile: not a claim), by exponent"."""
-    words = verdict.growth + (" (fragile: not a claim)" if verdict.fragile else "")
-    if verdict.by_what:
-        words += f", by {verdict.by_what}" + (" (fragile: not a claim)" if verdict.by_what_fragile else "")
-    return words
-
-
-def top_multiplier(verdict: Verdict) -> Multiplier:
-    """The multiplier at the reference's highest rung that the arm covers too; without one, of the law."""
-    inside = [one for one in verdict.leading_multipliers if not one.extrapolated]
-    law = Multiplier("leading", verdict.multiplier_flops, verdict.multiplier, math.nan, math.nan)
-    return max(inside, key=lambda one: one.flops, default=law)
 
 
 def ladder_laws(answer: Answer) -> list[StudyFit]:

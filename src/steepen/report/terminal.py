@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from steepen.laws.hypotheses.nested_models import Growth
+from steepen.laws.verdict.questions import Better, Growth
 from steepen.report.colours import ARM_TITLES, arm_colour, arm_key
 from steepen.report.curves import ladder_title
 from steepen.results.render import formatted_rows, numeric_columns
@@ -17,11 +17,14 @@ from steepen.utils.console import SafeConsole
 
 MAX_ROWS = 20  # rows of a table; the report has them all
 MAX_PARTS = 3  # of a table that is wider than the terminal; wider ones are left to the report
-GROWTH_STYLES: dict[Growth, str] = {
+STYLES: dict[Better | Growth, str] = {
+    "better": "bold reverse green",
+    "worse": "bold reverse red",
+    "no difference": "bold reverse cyan",
+    "not resolved": "bold dim",
     "grows": "bold reverse green",
     "constant": "bold reverse cyan",
     "shrinks": "bold reverse red",
-    "worse": "bold red",
     "undecided": "bold dim",
 }
 
@@ -39,12 +42,11 @@ def print_answer(answer: Answer, console: Console | None = None) -> None:
         verdict = judged.verdict
         line = _arm(judged.arm, judged.variant)
         line.append(" ")
-        line.append(f" {verdict.growth} ", style=GROWTH_STYLES[verdict.growth])
-        if verdict.fragile:
-            line.append(" (fragile: not a claim)", style="yellow")
+        line.append(f" {verdict.better} ", style=STYLES[verdict.better])
+        line.append(" ")
+        line.append(f" {verdict.growth} ", style=STYLES[verdict.growth])
         if verdict.by_what:
             line.append(f" by {verdict.by_what}", style="bold")
-            line.append(" (fragile: not a claim)" if verdict.by_what_fragile else "", style="yellow")
         line.append("  ")
         if judged.part:
             line.append(f"({judged.part})", style="dim")

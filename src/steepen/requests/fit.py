@@ -35,10 +35,9 @@ MAX_CHINCHILLA_DRAWS = 500  # a percentile interval no longer changes; more draw
 class Fit(ReadsTable, Request[FitResult]):
     """Fit a scaling law to a table of runs and judge each arm against a reference.
 
-    The compute law L = E + A·(C/C0)^−γ (columns arm, flops, loss) is fitted to every arm and answers two
-    questions: does the arm's gain grow with compute (grows, constant, shrinks, worse or undecided), and by
-    what (exponent, irreducible loss, both or either)? Each answer comes with intervals and what would change
-    it. A table without an arm column is one arm; a seed column distinguishes repeated runs.
+    One model of the table, with the compute law L = E + A·(C/C0)^−γ of every arm (columns arm, flops, loss),
+    answers three questions: is the arm better where both were measured, does the gain grow with compute, and
+    by what? A table without an arm column is one arm; a seed column distinguishes repeated runs.
 
     `law` chinchilla fits L = E + A/N^α + B/D^β (columns parameters, tokens, loss); `law` isoflop fits the
     optimum of each fixed-compute sweep (columns budget, x, loss).
@@ -52,6 +51,9 @@ class Fit(ReadsTable, Request[FitResult]):
     figure = tables = True
 
     reference: Annotated[str | None, Option("Arm that every other arm is compared with.")] = None
+    full: Annotated[
+        bool, Option("Print everything: sentences, what would change them, laws and multipliers.")
+    ] = False
     law: Annotated[Literal["compute", "chinchilla", "isoflop"], Option("compute, chinchilla or isoflop.")] = (
         "compute"
     )
@@ -109,9 +111,19 @@ class Fit(ReadsTable, Request[FitResult]):
     ] = None
     noise: Annotated[
         Noise | None,
-        Option("Known standard deviation of a run's loss. Default: estimated from the residuals.", COMPUTE),
+        Option("Known standard deviation of a run's loss; lack of fit is added to it.", COMPUTE),
     ] = None
-    level: Annotated[Level, Option("Family-wise significance level of the verdicts.", COMPUTE)] = 0.05
+    irreducible_loss: Annotated[
+        str | float | None,
+        Option("E, if it is known: 1.69, or 1.69±0.05 (also 1.69+-0.05) with its error.", COMPUTE),
+    ] = None
+    against: Annotated[
+        Literal["reference", "all"],
+        Option("Compare arms with the reference, or all with each other.", COMPUTE),
+    ] = "reference"
+    level: Annotated[
+        Level, Option("Family-wise significance level of each of the three questions.", COMPUTE)
+    ] = 0.05
     adjust: Annotated[bool, Option("Share the level among the arms (Holm), or give it to each.", COMPUTE)] = (
         True
     )
@@ -127,12 +139,21 @@ class Fit(ReadsTable, Request[FitResult]):
     margin: Annotated[
         float, Range(0, 10), Option("Largest |Δγ|/γ that still counts as a constant gain.", COMPUTE)
     ] = 0.025
+    equivalence: Annotated[
+        float,
+        Range(1e-6, 10),
+        Option("Largest difference in compute that counts as no difference: 0.05 is ±5%.", COMPUTE),
+    ] = 0.05
 
     confidence: Annotated[Confidence, Option("Confidence level of the intervals.", INTERVALS)] = 0.90
     draws: Annotated[
         int,
         Range(0, 1_000_000),
-        Option(f"Bootstrap resamples per arm (chinchilla: at most {MAX_CHINCHILLA_DRAWS}).", INTERVALS),
+        Option(
+            "Draws of the intervals of interpolated multipliers (chinchilla: at most"
+            f" {MAX_CHINCHILLA_DRAWS}).",
+            INTERVALS,
+        ),
     ] = 2000
     seed: Annotated[Seed, Option("Random seed of the bootstrap.", INTERVALS)] = 0
 
@@ -200,13 +221,28 @@ class Fit(ReadsTable, Request[FitResult]):
 fit = function(Fit)
 
 
+def parse_irreducible_loss(given: str | float | None) -> tuple[float, float] | None:
+    """E and its standard error, 0 where it is exact: 1.69, "1.69±0.05" or "1.69+-0.05"."""
+    if given is None:
+        return None
+    mean, _, error = str(given).replace("+-", "±").replace("+/-", "±").partition("±")
+    try:
+        found = float(mean), float(error) if error.strip() else 0.0
+    except ValueError:
+        raise UsageError(
+            f"`irreducible_loss` is {given!r}; give a loss such as 1.69, or one with its error, 1.69±0.05."
+        ) from None
+    if not (0 <= found[0] < 1e3 and 0 <= found[1] < 1e3):
+        raise UsageError(f"`irreducible_loss` is {given!r}; give a loss of zero or more.")
+    return found
+
+
 def _fit_compute(request: Fit, table: Table) -> ComputeResult:
     """Fit every arm's compute law, judge the arms, and register or score forecasts."""
     from steepen.laws.analysis import AnalysisRequest
     from steepen.laws.ladder import read_ladders
     from steepen.laws.registered_forecasts import read_registered, register_forecasts, score_registered
     from steepen.laws.table_fits import analyse_table, choose_reference
-    from steepen.utils.process_pool import usable_cores
 
     if not table.has("arm"):
         table.require(["flops", "loss"])  # before the arm is added, which the data do not have
@@ -216,24 +252,19 @@ def _fit_compute(request: Fit, table: Table) -> ComputeResult:
         reference=choose_reference(arms, request.reference), loss=request.objective or "raw-huber",
         method=request.method, reference_law=request.reference_law, interpolate=request.interpolate,
         c0=request.c0, noise=request.noise, level=request.level, adjust=request.adjust, margin=request.margin,
-        lr_regret=request.lr_regret, confidence=request.confidence, draws=request.draws, seed=request.seed,
-        budget=request.budget, extrapolate=request.extrapolate,
+        equivalence=request.equivalence, irreducible_loss=parse_irreducible_loss(request.irreducible_loss),
+        every_pair=request.against == "all", lr_regret=request.lr_regret, confidence=request.confidence,
+        draws=request.draws, seed=request.seed, budget=request.budget, extrapolate=request.extrapolate,
     )  # fmt: skip
-    done: list[str] = []
-    with spinner(f"fitting {len(arms)} arms") as update:
-
-        def arm_done(arm: str) -> None:
-            done.append(arm)
-            update(f"judged {len(done)} of {len(arms) - 1} arms (last: {arm})")
-
-        analysis, ladders = analyse_table(table, settings, request.held_out(), arm_done, usable_cores())
+    with spinner(f"fitting {len(arms)} arms"):
+        analysis, ladders = analyse_table(table, settings, request.held_out())
     registered = scored = ()
     if request.score:
         scored = tuple(score_registered(read_registered(request.score), arms))
     if request.register and request.budget:
         written = register_forecasts(request.register, analysis, ladders, request.budget, arms)
         registered = tuple(score_registered(written, {}))
-    return ComputeResult(analysis, ladders, registered, scored)
+    return ComputeResult(analysis, ladders, registered, scored, request.full)
 
 
 def _fit_chinchilla(request: Fit, table: Table) -> ChinchillaResult:

@@ -11,7 +11,6 @@ import numpy as np
 from steepen.errors import UsageError
 from steepen.laws.analysis import LadderAnalysis
 from steepen.laws.verdict.holdout import HeldOutLoss
-from steepen.laws.verdict.multipliers import fitted_multipliers
 from steepen.model.arms import find_arm
 from steepen.recipe.flops import mean_flops_per_token
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
@@ -161,7 +160,7 @@ def _with_projection(
     fit = analysis.primary_fit
     low = min(law.flops_range[0] for law in fit.arms.values())
     x = np.geomspace(low, compute * max(1.0, *multiples), 80)
-    curve = fitted_multipliers(fit, own.label, x, extrapolate=True)
+    curve = analysis.judge.multipliers(own.label, reference, x, extrapolate=True)
     if not curve:
         return answer
     end = min(fit.arms[own.label].flops_range[1], fit.arms[reference].flops_range[1])
@@ -179,7 +178,7 @@ def _with_projection(
             style="dashed", **fields,
         ),
     ]  # fmt: skip
-    at = fitted_multipliers(fit, own.label, compute * np.array(multiples), extrapolate=True)
+    at = analysis.judge.multipliers(own.label, reference, compute * np.array(multiples), extrapolate=True)
     series.append(
         Series(
             own.label, "points", tuple(m.flops for m in at), tuple(m.value for m in at),

@@ -23,7 +23,6 @@ from steepen.studies.cells import Plan, measure
 from steepen.studies.context import StudyContext, require_all_finished
 from steepen.utils.rows import Rows
 
-BOOTSTRAP_DRAWS = 2000
 Measure = Literal["flops", "seconds"]  # what ladders are compared by
 
 
@@ -216,11 +215,9 @@ def judge_ladders(
     `c0` is in FLOPs, so it is not used for ladders by seconds.
     """
     ladders = to_ladders(measured, by)
-    # Verdicts per second are secondary: fewer bootstrap draws suffice.
-    draws = BOOTSTRAP_DRAWS if by == "flops" else max(100, BOOTSTRAP_DRAWS // 10)
     unit = "FLOPs" if by == "flops" else by
     request = AnalysisRequest(
-        reference=reference, noise=noise, draws=draws, unit=unit, c0=c0 if by == "flops" else None,
+        reference=reference, noise=noise, unit=unit, c0=c0 if by == "flops" else None,
         lr_regret=lr_regret,
     )  # fmt: skip
     return JudgedLadders(analyse(ladders, request, hold_out), ladders)

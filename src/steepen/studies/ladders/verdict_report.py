@@ -54,107 +54,64 @@ def what_would_change(analysis: LadderAnalysis) -> list[str]:
 
 
 def verdict_table(analysis: LadderAnalysis, by: Measure = "flops") -> Table:
-    """One row per ladder: its verdict, its exponent, and its multiplier at the lowest and highest budget."""
+    """One row per ladder: its three answers with their numbers, and its exponent."""
     _, noun = AXIS_WORDS[by]
+    shared = (
+        "Words hold for all arms together (Holm); p is each arm alone. " if analysis.request.adjust else ""
+    )
     rows: list[tuple[object, ...]] = []
     for name, law in analysis.primary_fit.arms.items():
-        verdict = analysis.verdicts.get(name)
-        found = sorted(
-            (m for m in analysis.multipliers.get(name, ()) if m.method == "interpolated"),
-            key=lambda m: m.flops,
-        )
-        low, high = (found[0].value, found[-1].value) if found else (None, None)
-        gamma = law.gamma
-        rows.append(
-            (
-                name,
-                _marked(verdict.growth, verdict.fragile) if verdict else "reference",
-                _marked(verdict.by_what, verdict.by_what_fragile) if verdict else None,
-                finite_or_none(verdict.growth_per_decade) if verdict else None,
-                verdict.p_slope if verdict else None,
-                gamma.value,
-                finite_or_none(gamma.unconditional[0]),
-                finite_or_none(gamma.unconditional[1]),
-                verdict.delta_gamma if verdict else None,
-                finite_or_none(verdict.delta_gamma_interval[0]) if verdict else None,
-                finite_or_none(verdict.delta_gamma_interval[1]) if verdict else None,
-                low,
-                high,
-            )
-        )
+        v, gamma = analysis.verdicts.get(name), law.gamma
+        answers: tuple[object, ...] = ("reference", *[None] * 10)
+        if v is not None:
+            answers = (
+                v.better, *map(finite_or_none, (v.gain.value, *v.gain.interval, v.gain.p_value)), v.growth,
+                v.by_what, *map(finite_or_none, (v.growth_per_decade, v.slope.p_value)),
+                *map(finite_or_none, (v.delta_gamma, v.top.value)),
+            )  # fmt: skip
+        rows.append((name, *answers, gamma.value, *map(finite_or_none, gamma.unconditional)))
     return Table(
         title=f"Verdicts against {analysis.request.reference}" + ("" if by == "flops" else f", per {noun}"),
         columns=(
-            "arm",
-            "gain",
-            "by what",
-            "× per decade",
-            "p (growth)",
-            "γ",
-            "γ low",
-            "γ high",
-            "Δγ",
-            "Δγ low",
-            "Δγ high",
-            "interpolated ×, lowest",
-            "interpolated ×, highest",
+            "arm", "in range", "multiplier", "low", "high", "p (better)", "gain", "by what", "× per decade",
+            "p (growth)", "Δγ", "multiplier at the top", "γ", "γ low", "γ high",
         ),
         rows=tuple(rows),
         caption=(
-            f"{_levels(analysis)} γ of L = E + A·(C/C0)^−γ by one joint fit, with "
-            f"{percent(analysis.request.confidence)} intervals that count E as unknown; × is the {noun} the "
-            "reference needs over the arm's for the same loss, interpolated between measurements, at the "
-            "lowest and highest budget both cover."
+            f"The multiplier is the {noun} the reference needs over the arm's for the same loss, the mean"
+            " over "
+            f"the range both cover, with {percent(1 - analysis.request.level)} intervals. "
+            f"{shared}"
+            f"γ of L = E + A·(C/C0)^−γ with {percent(analysis.request.confidence)} intervals that count E as "
+            "unknown."
         ),
         arm_column=0,
-    )
-
-
-def _marked(answer: str | None, fragile: tuple[str, ...]) -> str | None:
-    """An answer, marked where it is fragile."""
-    return f"{answer} (fragile: not a claim)" if answer and fragile else answer
-
-
-def _levels(analysis: LadderAnalysis) -> str:
-    """What the level of the verdicts' tests and of Δγ's intervals is."""
-    levels = sorted(verdict.level for verdict in analysis.verdicts.values())
-    if not levels:
-        return ""
-    if not analysis.request.adjust or len(levels) == 1:
-        return f"Tests of each arm at {percent(analysis.request.level)}, Δγ with intervals to match."
-    own = dict.fromkeys(f"{level:.2g}" for level in (levels[0], levels[-1]))
-    return (
-        f"Family-wise error rate {percent(analysis.request.level)} (Holm: arms are tested at "
-        f"{' to '.join(own)}, with intervals of Δγ to match)."
-    )
+    )  # fmt: skip
 
 
 def hypotheses_table(analysis: LadderAnalysis, by: Measure = "flops") -> Table:
     """Each arm's multipliers beyond the ladder under every hypothesis that is not rejected."""
     _, noun = AXIS_WORDS[by]
-    rows: list[tuple[object, ...]] = []
-    for name, verdict in analysis.verdicts.items():
-        row: list[object] = [name]
-        for hypothesis in ("exponent", "irreducible", "free"):
-            fit = verdict.hypotheses[hypothesis]
-            tenable = hypothesis in verdict.tenable
-            row += [finite_or_none(p.multiplier) if tenable else None for p in fit.predictions[:2]]
-            if fit.p_against_free is not None:
-                row.append(finite_or_none(fit.p_against_free))
-        rows.append(tuple(row))
+    rows = tuple(
+        (
+            name, *(finite_or_none(p.exponent) for p in v.predictions[:2]), finite_or_none(v.delta_e.p_value),
+            *(finite_or_none(p.irreducible) for p in v.predictions[:2]),
+            finite_or_none(v.delta_gamma_free.p_value),
+        )
+        for name, v in analysis.verdicts.items()
+    )  # fmt: skip
     return Table(
         title="Exponent and irreducible-loss hypotheses" + ("" if by == "flops" else f", per {noun}"),
         columns=(
             "arm", "exponent: × at 10×", "exponent: × at 1000×", "exponent: p",
             "irreducible loss: × at 10×", "irreducible loss: × at 1000×", "irreducible loss: p",
-            "free: × at 10×", "free: × at 1000×",
         ),
-        rows=tuple(rows),
+        rows=rows,
         caption=(
             f"The {noun} multiplier at 10 and 1000 times the reference's top budget under either hypothesis: "
             "a better exponent above one irreducible loss, or a lower irreducible loss with one exponent. "
             "Fitted and extrapolated, not measured. A small p rejects a hypothesis, whose multipliers are "
-            "then left out; if neither is rejected, both are open; if both are, E and γ are fitted freely."
+            "then left out; if neither is rejected, both are open."
         ),
         arm_column=0,
     )  # fmt: skip
@@ -205,7 +162,7 @@ def ladder_panels(
     reducible: list[Series] = []
     for one in measured:
         name = one.spec.label
-        law, records = analysis.drawn_law(name), one.records
+        law, records = analysis.primary_fit.arms[name], one.records
         x = [cost_of(record, by) for record in records]
         y = [record.validation_loss for record in records]
         runs = [record.run for record in records]
