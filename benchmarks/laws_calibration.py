@@ -3,6 +3,7 @@
     python benchmarks/laws_calibration.py [draws]             # all tables
     python benchmarks/laws_calibration.py [draws] replicated  # noise that falls, lack of fit
     python benchmarks/laws_calibration.py [draws] alone       # pairs without replicates, other noise
+    python benchmarks/laws_calibration.py [draws] drifting    # lack of fit that is correlated
     python benchmarks/laws_calibration.py [draws] laws        # coverage of γ and E, families, hold-outs
 
 A word is an answer other than *not resolved* and *undecided*. `oracle` is a test that knows every variance
@@ -27,7 +28,6 @@ Law = tuple[float, float, float]  # E, A at 1e18 FLOPs, γ
 PAPER = np.array([3.252e17, 1.056e18, 2.925e18, 6.743e18, 1.4977e19, 3.060e19, 5.572e19, 1.0063e20])
 VANILLA: Law = (1.83, 1.5, 0.1113)
 OPERATOR: Law = (1.83, 1.5 * 1.12**-0.1140, 0.1140)
-UNTIED: Law = (1.83, 1.5 * 1.30**-0.1168, 0.1168)
 SMALL: Law = (1.83, 1.02, 0.13)  # of ladders from 1e15 FLOPs
 BLOCK = 250
 RULE = DecisionRule()
@@ -213,6 +213,16 @@ def replicated() -> Iterable[Scenario]:
                 )
 
 
+def drifting() -> Iterable[Scenario]:
+    """Lack of fit that is correlated along the ladders of tables with replicates."""
+    for rungs in (4, 6, 8):
+        flops = np.geomspace(1.3e15, 7.5e16 * 10 ** (0.4 * (rungs - 4)), rungs)
+        falling, seeds = np.geomspace(0.05, 0.005, rungs), (4, 3, *[2] * (rungs - 2))
+        yield Scenario(
+            f"{rungs} rungs, falling + AR(0.8) .01, null", flops, SMALL, SMALL, 5, seeds, falling, 0.01, 0.8
+        )
+
+
 def alone() -> Iterable[Scenario]:
     """Pairs on the paper's ladder, mostly without replicates, under noise that is not simply independent."""
     sd = 2e-3
@@ -240,7 +250,6 @@ def alone() -> Iterable[Scenario]:
         "null": VANILLA,
         "1.2x": (e, a * 1.2**-gamma, gamma),
         "Op-1": OPERATOR,
-        "U-G": UNTIED,
     }
     for name, kind in kinds.items():
         for truth, law in truths.items():
@@ -328,6 +337,7 @@ def laws(draws: int) -> None:
 TABLES: dict[str, Callable[[int], None]] = {
     "replicated": lambda draws: show("Six arms with replicates", replicated(), draws),
     "alone": lambda draws: show("Pairs on the paper's ladder, noise 0.002", alone(), draws),
+    "drifting": lambda draws: show("Six arms with replicates, correlated lack of fit", drifting(), draws),
     "laws": laws,
 }
 

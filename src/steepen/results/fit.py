@@ -194,7 +194,8 @@ class ComputeResult(Result):
             )
             if count > shown
         ]
-        return f"`full`: {', '.join([*more, 'sentences, what would change them, laws and multipliers'])}."
+        what = "sentences, what would change them, laws and multipliers"
+        return f"--full (in Python full=True): {', '.join([*more, what])}."
 
     def _details(self, verdicts: Sequence[Verdict]) -> Iterable[Block]:
         for verdict in verdicts:
@@ -222,28 +223,37 @@ def answer_table(analysis: LadderAnalysis, verdicts: Sequence[Verdict], width: i
     title = "Is it better, by how much, and does the gain grow?"
     if not every:
         title = f"Against {analysis.request.reference}: better, by how much, and does the gain grow?"
+    styles = STYLES | {_gain_grows(verdict): STYLES[verdict.growth] for verdict in verdicts}
     columns = [
         Column("arm", value=lambda v: f"{v.arm} / {v.reference}" if every else v.arm),
         Column("in range", value=lambda v: v.better, styles=STYLES),
         Column("multiplier", value=_gain, align="right"),
         Column("p", ".1g", value=lambda v: v.gain.p_value),
-        Column("gain", value=lambda v: v.growth, styles=STYLES),
-        Column("by what", value=lambda v: v.by_what or MISSING),
+        Column("gain", value=_gain_grows, styles=styles),
         Column("×/decade", value=_growth_per_decade, align="right"),
         Column("p", ".1g", value=lambda v: v.slope.p_value),
     ]
     level = analysis.request.level
     many = analysis.request.adjust and len(analysis.verdicts) + len(analysis.pairs) > 1
     lines = [
-        "multiplier: times less compute for the same loss, the mean over the common range",
-        f"({percent(1 - level)} intervals); p: of no difference, and of no growth",
-        *(["words hold for all arms together (Holm), p is each arm's own"] if many else []),
+        f"multiplier: times less compute, mean over the common range ({percent(1 - level)})",
+        "p: of no difference, and of no growth",
+        *(["words hold for all arms together (Holm); p is each arm's own"] if many else []),
+        *(
+            ["either: a larger exponent or a lower irreducible loss"]
+            if any(verdict.by_what == "either" for verdict in verdicts)
+            else []
+        ),
     ]
     caption = "\n".join(lines)
     table = table_of(verdicts, columns, title, caption)
     if table_width(table) <= width:
         return table
-    return table_of(verdicts, [c for c in columns if c.header not in ("×/decade", "by what")], title, caption)
+    return table_of(verdicts, [c for c in columns if c.header != "×/decade"], title, caption)
+
+
+def _gain_grows(verdict: Verdict) -> str:
+    return verdict.growth + (f": {verdict.by_what}" if verdict.by_what else "")
 
 
 def _gain(verdict: Verdict) -> str:
