@@ -1,4 +1,4 @@
-"""Eight rungs, 2,000 bootstrap draws and every verdict, for 8, 50 and 200 arms; and 100,000 rows.
+"""Every verdict of 8 and 40 arms of eight rungs, of 10,000 distinct rungs, and of 100,000 rows.
 
     python benchmarks/laws_speed.py
 
@@ -17,7 +17,6 @@ from steepen.laws.analysis import AnalysisRequest, analyse
 from steepen.laws.fits.chinchilla import fit_chinchilla
 from steepen.laws.ladder import Ladder, make_ladder
 from steepen.laws.power import LadderPlan, cheapest_ladder, simulate_power
-from steepen.utils.process_pool import usable_cores
 
 
 def yardstick() -> float:
@@ -50,8 +49,16 @@ def main() -> None:
             for name, a, g in laws
         }
 
-    def judge(ladders: dict[str, Ladder], workers: int = 1) -> object:
-        return analyse(ladders, AnalysisRequest("arm0", draws=2000, budget=1e25), workers=workers)
+    def judge(ladders: dict[str, Ladder]) -> object:
+        return analyse(ladders, AnalysisRequest("arm0", draws=2000, budget=1e25))
+
+    distinct = np.geomspace(1e12, 1e34, 5000)  # 2 arms × 5,000 rungs
+    long = {
+        name: make_ladder(
+            name, distinct, 1.83 + a * (distinct / 1e18) ** -0.111 + 1e-3 * rng.standard_normal(5000)
+        )
+        for name, a in (("arm0", 1.5), ("arm1", 1.4))
+    }
 
     many = np.repeat(flops, 6250)  # 2 arms × 8 rungs × 6,250 seeds
     rows = {
@@ -60,14 +67,13 @@ def main() -> None:
         )
         for name, a in (("arm0", 1.5), ("arm1", 1.4))
     }
-    cores = usable_cores()
     n, d = (part.ravel() for part in np.meshgrid(np.geomspace(5e7, 1e10, 16), np.geomspace(1e9, 3e11, 15)))
     loss = (1.82 + 480 / n**0.347 + 2100 / d**0.366) * np.exp(0.005 * rng.standard_normal(240))
     unit = yardstick()
     jobs = {
         "eight arms, 2,000 draws, all verdicts": lambda: judge(arms(8)),
-        f"50 arms on {cores} cores": lambda: judge(arms(50), cores),
-        f"200 arms on {cores} cores": lambda: judge(arms(200), cores),
+        "40 arms": lambda: judge(arms(40)),
+        "10,000 distinct rungs, two arms": lambda: judge(long),
         "100,000 rows, two arms": lambda: judge(rows),
         "chinchilla, 240 points, 144 starts": lambda: fit_chinchilla(n, d, loss),
         "power, 1,000 simulated pairs": lambda: simulate_power(LadderPlan(0.0027)),

@@ -133,19 +133,17 @@ def write_study(folder: Path, name: str, answer: Answer) -> Path:
     return journal.folder
 
 
-def main(
-    folder: Path, draws: int = ladder_runs.BOOTSTRAP_DRAWS, names: Sequence[str] = tuple(STUDIES)
-) -> None:
+def main(folder: Path, draws: int = ladder_runs.DRAWS, names: Sequence[str] = tuple(STUDIES)) -> None:
     """Write every simulated study; runs only of the ladders."""
     folder = folder.absolute()
-    before, ladder_runs.BOOTSTRAP_DRAWS = ladder_runs.BOOTSTRAP_DRAWS, draws
+    before, ladder_runs.DRAWS = ladder_runs.DRAWS, draws
     store = RunStore(folder / "runs")
     try:
         for name in names:
             answer = simulate(name, store if STUDIES[name][0] == "ladder" else None)
             print(write_study(folder, name, answer))
     finally:
-        ladder_runs.BOOTSTRAP_DRAWS = before
+        ladder_runs.DRAWS = before
 
 
 if __name__ == "__main__":

@@ -202,7 +202,7 @@ def serve() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # Small enough for preparations of a fraction of a second to be resumed in the middle.
     steepen.data.tokenize_source.JOURNAL_SECONDS = 0.005
-    steepen.studies.ladders.ladder_runs.BOOTSTRAP_DRAWS = 100
+    steepen.studies.ladders.ladder_runs.DRAWS = 100
     forking: Any = types.SimpleNamespace(Popen=ForkedWorker, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
     steepen.launch.worker.subprocess = forking
     answers = os.fdopen(os.dup(1), "w")

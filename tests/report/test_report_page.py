@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from steepen.laws.hypotheses.nested_models import GROWTH
+from steepen.laws.verdict.questions import GROWTH
 from steepen.report.colours import arm_colour
 from steepen.report.load_studies import LoadedStudy
 from steepen.report.page import render_page
@@ -233,18 +233,19 @@ def test_simulated_figures_are_labelled_simulated(simulated_studies: Path) -> No
         assert json.loads(file.read_text())["answer"]["question"].startswith("Simulated laws")
 
 
-def test_badges_differ_by_answer_and_mark_fragile_ones(finished: Callable[[str], LoadedStudy]) -> None:
+def test_badges_differ_by_answer(finished: Callable[[str], LoadedStudy]) -> None:
     study = finished("ladder")
     judged = study.answer.verdicts[0]
     looks: set[str] = set()
     for growth in GROWTH:
-        by_what = "either: not separable here" if growth == "grows" else None
-        verdict = replace(judged.verdict, growth=growth, by_what=by_what, fragile=("one rung",))
+        by_what = "either" if growth == "grows" else None
+        verdict = replace(judged.verdict, better="no difference", growth=growth, by_what=by_what)
         answer = replace(study.answer, verdicts=(replace(judged, verdict=verdict),))
         page = render_page([replace(study, answer=answer)])
-        assert f'<b class="word {growth} fragile">{growth}?</b>' in page and "?: fragile, not a claim" in page
-        assert ("by either: not separable here" in page) == (growth == "grows")
-        (rule,) = re.findall(rf"\.word\.{growth}(\{{[^}}]*\}})", page)
+        badges = f'<b class="word no-difference">no difference</b> <b class="word {growth}">{growth}</b>'
+        assert badges in page
+        assert ('<b class="word by">by either</b>' in page) == (growth == "grows")
+        (rule,) = re.findall(rf"\.word\.{growth}(?:,[^{{]*)?(\{{[^}}]*\}})", page)
         looks.add(rule)
     assert len(looks) == len(GROWTH), "every answer has its own look"
 

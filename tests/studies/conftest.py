@@ -26,4 +26,4 @@ def tiny() -> StudyContext:
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bootstraps small enough for a test; verdicts do not rest on them."""
-    monkeypatch.setattr("steepen.studies.ladders.ladder_runs.BOOTSTRAP_DRAWS", 200)
+    monkeypatch.setattr("steepen.studies.ladders.ladder_runs.DRAWS", 200)

@@ -11,8 +11,6 @@ from typing import Any
 from steepen.errors import UsageError
 from steepen.results.result import to_pandas
 
-FRAGILE = "?: fragile, so not a claim"  # below tables whose verdicts have the mark
-
 
 class Result(ABC):
     """A result with rows. Subclasses say what the rows, the one-line headline and the figure are."""
@@ -54,7 +52,7 @@ class Result(ABC):
         from steepen.results.render import to_latex
 
         table = self._table(caption)
-        notes = f"% {FRAGILE}\n" if _has_mark(table) else ""
+        notes = ""
         return notes + to_latex(table, label=label)
 
     def write_table(self, path: str | Path) -> Path:
@@ -108,20 +106,7 @@ class Result(ABC):
         return (
             f"<p>{escape(self.headline())}</p>"
             f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-            + (f"<p>{FRAGILE}</p>" if _has_mark(table) else "")
         )
-
-
-def marked_rows(rows: list[dict[str, Any]], words: list[str]) -> list[dict[str, Any]]:
-    """Rows with the words of their verdicts as `Verdict.marked_word` has them, "" for none."""
-    return [{**row, "verdict": word or row["verdict"]} for row, word in zip(rows, words, strict=True)]
-
-
-def _has_mark(table: Any) -> bool:
-    if "verdict" not in table.columns:
-        return False
-    place = table.columns.index("verdict")
-    return any("?" in str(row[place]) for row in table.rows)
 
 
 def wrap(text: str, width: int = 80) -> str:

@@ -1,41 +1,22 @@
-"""Analyse ladders of several arms: laws, a verdict for each arm, multipliers, hold-outs and warnings."""
+"""Analyse ladders of several arms: one model, laws, a verdict for each arm, multipliers and hold-outs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from itertools import combinations
 from typing import Any, Literal
 
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.fits.compute_law import (
-    ArmLaw,
-    ComputeFit,
-    FitSettings,
-    Loss,
-    ReferenceLaw,
-    default_c0,
-    law_dict,
-)
-from steepen.laws.fits.joint_method import fit_joint
+from steepen.laws.fits.compute_law import ComputeFit, FitSettings, Loss, ReferenceLaw, law_dict
 from steepen.laws.fits.paper_method import fit_paper
-from steepen.laws.fits.solver import Array
-from steepen.laws.hypotheses.diagnostics import (
-    SharedIrreducibleLoss,
-    collect_warnings,
-    lack_of_fit,
-    shared_irreducible_loss,
-)
-from steepen.laws.hypotheses.nested_models import DecisionRule, holm_levels, verdict_label
-from steepen.laws.hypotheses.noise_checks import CHECK_LEVEL
-from steepen.laws.hypotheses.variance_components import held_out_weights, with_rung_component
 from steepen.laws.ladder import Ladder, check_ladders
-from steepen.laws.verdict.compare import Comparison, compare
+from steepen.laws.prior import Prior
 from steepen.laws.verdict.evidence import Verdict
 from steepen.laws.verdict.holdout import HeldOutLoss, score_hold_outs
-from steepen.laws.verdict.judge import judge_arm
+from steepen.laws.verdict.judge import Outlier, TableJudge, fit_ladders
 from steepen.laws.verdict.multipliers import (
     INTERPOLATIONS,
     Interpolate,
@@ -43,7 +24,8 @@ from steepen.laws.verdict.multipliers import (
     fitted_multipliers,
     interpolated_multipliers,
 )
-from steepen.utils.process_pool import map_in_processes
+from steepen.laws.verdict.questions import DecisionRule, contrasts, p_values
+from steepen.laws.warnings import collect_warnings
 
 MethodChoice = Literal["both", "joint", "paper"]
 
@@ -52,12 +34,14 @@ MethodChoice = Literal["both", "joint", "paper"]
 class AnalysisRequest:
     """Settings of an analysis.
 
-    `method` is how the compute law is fitted: `joint`, `paper`, or `both` (the joint fit comes first).
+    `method` is whose laws are printed: `joint` (of the model that verdicts rest on), `paper`, or `both`.
     `loss` and `reference_law` are settings of the paper's method (`FitSettings`), `interpolate` of measured
-    multipliers. `level` is the family-wise error rate, of the whole table with `adjust` (Holm) and of each
-    arm without it; `margin` is the largest |Δγ|/γ of a constant gain, `draws` the number of bootstrap
-    draws, `budget` a further compute to predict at. `lr_regret` is the loss penalty of a learning rate off by
-    a factor of 2 (`regret` of a sweep), with which tolerated penalties are also given as factors.
+    multipliers, whose intervals have `draws` draws. `level` is the family-wise error rate of each question,
+    of the whole table with `adjust` (Holm) and of each arm without it; `margin` is the largest |Δγ|/γ of a
+    constant gain, `equivalence` the largest difference in compute of *no difference*. `irreducible_loss` is
+    what is known of E. `every_pair` compares all arms with each other. `budget` is
+    a further compute to predict at. `lr_regret` is the loss penalty of a learning rate off by a factor of 2
+    (`regret` of a sweep), with which tolerated penalties are also given as factors.
     """
 
     reference: str
@@ -71,6 +55,9 @@ class AnalysisRequest:
     level: float = 0.05
     adjust: bool = True
     margin: float = 0.025
+    equivalence: float = 0.05
+    irreducible_loss: Prior | None = None
+    every_pair: bool = False
     draws: int = 2000
     seed: int = 0
     budget: float | None = None
@@ -85,37 +72,49 @@ class AnalysisRequest:
             raise UsageError(
                 f"interpolate is {self.interpolate!r}; choose one of {', '.join(INTERPOLATIONS)}."
             )
-        if not 0 < self.level < 0.5:
-            raise UsageError(f"level is {self.level}; give a fraction between 0 and 0.5, such as 0.05.")
         if self.draws < 100:
-            raise UsageError(f"draws is {self.draws}; a bootstrap needs at least 100.")
-        if self.margin <= 0:
-            raise UsageError(
-                f"margin is {self.margin}; give a fraction of γ greater than zero, such as 0.025."
-            )
+            raise UsageError(f"draws is {self.draws}; an interval needs at least 100.")
         if self.lr_regret is not None and not self.lr_regret > 0:
             raise UsageError(f"lr_regret is {self.lr_regret}; give a loss greater than zero.")
         if self.budget is not None and not self.budget > 0:
             raise UsageError(f"budget is {self.budget}; give FLOPs greater than zero.")
+        _ = self.rule
 
     @property
     def rule(self) -> DecisionRule:
         """The rule that turns test results into verdicts."""
-        return DecisionRule(self.level, self.margin, self.noise, self.loss == "log-mse")
+        return DecisionRule(self.level, self.margin, self.equivalence)
+
+
+@dataclass(frozen=True)
+class SweptE:
+    """The answers if E were known to be `e`: by arm, those to the first two questions."""
+
+    e: float
+    answers: dict[str, str]
 
 
 @dataclass(frozen=True)
 class LadderAnalysis:
-    """The fit of each method, a verdict and multipliers for each arm, scored hold-outs and warnings."""
+    """The laws by each method, a verdict and multipliers for each arm, scored hold-outs and warnings.
+
+    `pairs` are the verdicts of every pair of arms, where they were asked for. `left_out` are runs that took
+    part in nothing. `e_sweep` says what hangs on E.
+    """
 
     request: AnalysisRequest
     fits: dict[str, ComputeFit]
     verdicts: dict[str, Verdict]
+    pairs: tuple[Verdict, ...]
     multipliers: dict[str, tuple[Multiplier, ...]]
     hold_out: tuple[HeldOutLoss, ...]
-    p_lack_of_fit: float | None
-    shared_irreducible_loss: SharedIrreducibleLoss
+    left_out: tuple[Outlier, ...]
+    lack_of_fit: float
+    seed_noise: tuple[tuple[float, float], ...]  # compute and SD of a seed; empty without replicates
+    p_shared_irreducible_loss: float | None
+    e_sweep: tuple[SweptE, ...]
     warnings: tuple[str, ...]
+    judge: TableJudge
 
     @property
     def primary_fit(self) -> ComputeFit:
@@ -124,25 +123,8 @@ class LadderAnalysis:
 
     @property
     def one_e_rejected(self) -> bool:
-        """Whether the data reject the joint fit's one E for all arms: its laws are then not extrapolated."""
-        return "joint" in self.fits and _rejected(self.shared_irreducible_loss, self.request.level)
-
-    def drawn_law(self, arm: str) -> ArmLaw:
-        """The law that figures draw: of the primary fit, or the arm's own where one E for all is rejected.
-
-        The intervals are those of the primary fit.
-        """
-        law = self.primary_fit.arms[arm]
-        if not self.one_e_rejected:
-            return law
-        place, count = list(self.primary_fit.arms).index(arm), len(self.primary_fit.arms)
-        e, log_a, gamma = (float(value) for value in self.shared_irreducible_loss.theta[place::count])
-        return replace(
-            law,
-            e=replace(law.e, value=e),
-            log_a=replace(law.log_a, value=log_a),
-            gamma=replace(law.gamma, value=gamma),
-        )
+        """Whether every arm has an E of its own, because the data reject one for all."""
+        return self.judge.own_e
 
     def to_dict(self) -> dict[str, Any]:
         """Nested dicts, lists and numbers, for JSON (`to_json` writes infinities and NaN as null)."""
@@ -151,23 +133,7 @@ class LadderAnalysis:
             verdict = self.verdicts.get(name)
             arms[name] = {
                 **law_dict(law),
-                "verdict": verdict.word if verdict else "reference",
-                "growth": verdict.growth if verdict else None,
-                "by_what": verdict.by_what if verdict else None,
-                "p_growth": verdict.p_slope if verdict else None,
-                "growth_per_decade": verdict.growth_per_decade if verdict else None,
-                "level": verdict.level if verdict else None,
-                "claim": verdict.claim if verdict else None,
-                "by_what_claim": verdict.by_what_claim if verdict else None,
-                "fragile": list(verdict.fragile) if verdict else [],
-                "demoted": verdict.demoted and asdict(verdict.demoted) if verdict else None,
-                "unadjusted": verdict
-                and verdict_label(verdict.unadjusted_growth, verdict.unadjusted_by_what),
-                "sentence": verdict.sentence if verdict else "the reference",
-                "delta_gamma": verdict.delta_gamma if verdict else 0.0,
-                "delta_gamma_interval": list(verdict.delta_gamma_interval) if verdict else [0.0, 0.0],
-                "p_shared_irreducible_loss": self.shared_irreducible_loss.by_arm.get(name),
-                "verdict_detail": verdict.to_dict() if verdict else None,
+                "verdict": verdict.to_dict() if verdict else None,
                 "multipliers": [asdict(m) for m in self.multipliers.get(name, ())],
                 **{method: law_dict(fit.arms[name]) for method, fit in self.fits.items()},
             }
@@ -179,11 +145,15 @@ class LadderAnalysis:
             "settings": asdict(self.request),
             "c0": self.primary_fit.c0,
             "sigma": self.primary_fit.sigma,
+            "lack_of_fit": self.lack_of_fit,
+            "seed_noise": [list(pair) for pair in self.seed_noise],
             "degrees_of_freedom": self.primary_fit.degrees_of_freedom,
             "arms": arms,
+            "pairs": [verdict.to_dict() for verdict in self.pairs],
             "hold_out": [asdict(h) for h in self.hold_out],
-            "p_lack_of_fit": self.p_lack_of_fit,
-            "p_shared_irreducible_loss": self.shared_irreducible_loss.p,
+            "left_out": [asdict(one) for one in self.left_out],
+            "e_sweep": [asdict(one) for one in self.e_sweep],
+            "p_shared_irreducible_loss": self.p_shared_irreducible_loss,
             "warnings": list(self.warnings),
         }
 
@@ -202,132 +172,130 @@ class LadderAnalysis:
 
 def fit_compute(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
     """Fit L(C) = E + A·(C/C0)^−γ to every arm by `settings.method`."""
-    check_ladders(ladders, settings.reference)
-    return fit_joint(ladders, settings) if settings.method == "joint" else fit_paper(ladders, settings)
+    ladders, _ = check_ladders(ladders, settings.reference)
+    if settings.method == "paper":
+        return fit_paper(ladders, settings)
+    return fit_ladders(ladders, settings, DecisionRule()).laws()
 
 
 def analyse(
-    ladders: dict[str, Ladder],
-    request: AnalysisRequest,
-    hold_out: dict[str, Ladder] | None = None,
-    progress: Callable[[str], None] | None = None,
-    workers: int = 1,
+    ladders: dict[str, Ladder], request: AnalysisRequest, hold_out: dict[str, Ladder] | None = None
 ) -> LadderAnalysis:
-    """Fit the laws, judge every arm against the reference, and score the held-out rungs.
+    """Fit the model, judge every arm against the reference, and score the held-out rungs.
 
-    `progress` is called with an arm's name when its verdict is done. `workers` processes judge the arms; the
-    results do not depend on it.
+    Runs that are off the others are left out of laws, verdicts and multipliers alike.
     """
-    methods = ("joint", "paper") if request.method == "both" else (request.method,)
-    base = FitSettings(
+    settings = FitSettings(
         reference=request.reference, loss=request.loss, c0=request.c0, reference_law=request.reference_law,
         confidence=request.confidence, noise=request.noise,
     )  # fmt: skip
-    check_ladders(ladders, request.reference)
-    weighted = with_rung_component(ladders, request.c0 or default_c0(ladders[request.reference]))
-    reference = ladders[request.reference]
-    others = [ladder for name, ladder in ladders.items() if name != request.reference]
-    comparing = partial(
-        _compare,
-        reference=reference,
-        settings=base,
-        rule=request.rule,
-        arms=len(others) if request.adjust else 1,
-    )
-    compared = {one.arm.arm: one for one in map_in_processes(comparing, others, workers)}
-    # A stated noise that the scatter about any verdict's laws contradicts is not used for the fits either.
-    contradicted = any(one.p_scatter < CHECK_LEVEL for one in compared.values())
-    noise = None if contradicted else request.noise
-    fits: dict[str, ComputeFit] = {}
-    not_fitted: list[str] = []
-    for method in methods:
-        try:
-            fits[method] = fit_compute(weighted, replace(base, method=method, noise=noise))
-        except UsageError as error:
-            if method != "paper" or "joint" not in fits:
-                raise
-            not_fitted.append(f"the paper's method is left out. {error}")
+    given, short = check_ladders(ladders, request.reference)
+    judge = fit_ladders(given, settings, request.rule, request.irreducible_loss, request.unit)
+    fits, not_fitted = _laws(judge, request)
+    others = [name for name in judge.ladders if name != request.reference]
+    wanted = [(request.reference, name) for name in others]
+    if request.every_pair:
+        wanted += list(combinations(others, 2))
+    judged = judge.judge(wanted, adjust=request.adjust, budget=request.budget, lr_regret=request.lr_regret)
     primary = fits.get("joint") or fits["paper"]
-    levels = [request.level] * len(compared)
-    if request.adjust:
-        levels = holm_levels([one.tests for one in compared.values()], request.rule)
-    verdicts: dict[str, Verdict] = {}
-    multipliers: dict[str, tuple[Multiplier, ...]] = {}
-    judging = partial(_judge, request=request, settings=base, arms=len(compared) if request.adjust else 1)
-    judged = map_in_processes(judging, list(zip(compared.values(), levels, strict=True)), workers)
-    for name, verdict in zip(compared, judged, strict=True):
-        verdicts[name] = verdict
-        found = interpolated_multipliers(
-            weighted[request.reference],
-            weighted[name],
-            sigma=verdicts[name].sigma,
-            confidence=request.confidence,
-            seed=request.seed,
-            interpolate=request.interpolate,
-        )
-        if verdicts[name].rejected("exponent"):
-            # Both methods share E between the arms, which the data reject.
-            found += [
-                m for m in verdicts[name].leading_multipliers if request.extrapolate or not m.extrapolated
-            ]
-        else:
-            at = _multiplier_flops(reference, request)
-            for fit in fits.values():
-                found += fitted_multipliers(
-                    fit, name, at, extrapolate=request.extrapolate, leads=fit is primary
-                )
-        multipliers[name] = tuple(found)
-        if progress is not None:
-            progress(name)
-    p_lack_of_fit = lack_of_fit(ladders, primary)
-    shared = shared_irreducible_loss(ladders, primary)
-    separate = weighted if "joint" in fits and _rejected(shared, request.level) else None
-    held_out = hold_out or {}
-    precisions = held_out_weights(held_out, ladders, weighted, primary.sigma)
+    unknown = [arm for arm in hold_out or {} if arm in short and arm not in primary.arms]
+    held_out = {arm: ladder for arm, ladder in (hold_out or {}).items() if arm not in unknown}
     return LadderAnalysis(
         request=request,
         fits=fits,
-        verdicts=verdicts,
-        multipliers=multipliers,
-        hold_out=score_hold_outs(primary, held_out, verdicts, separate, precisions),
-        p_lack_of_fit=p_lack_of_fit,
-        shared_irreducible_loss=shared,
-        warnings=(
-            *not_fitted,
-            *collect_warnings(ladders, primary, p_lack_of_fit, shared, request.level, request.unit),
-        ),
+        verdicts={verdict.arm: verdict for verdict in judged[: len(others)]},
+        pairs=tuple(judged[len(others) :]),
+        multipliers={name: tuple(_multipliers(judge, fits, name, request)) for name in others},
+        hold_out=score_hold_outs(primary, held_out, judge),
+        left_out=judge.outliers,
+        lack_of_fit=judge.tau,
+        seed_noise=_seed_noise(judge),
+        p_shared_irreducible_loss=judge.p_one_e,
+        e_sweep=_sweep_e(judge, others),
+        warnings=(*short, *not_fitted, *collect_warnings(given, judge, primary, request.unit)),
+        judge=judge,
     )
 
 
-def _rejected(shared: SharedIrreducibleLoss, level: float) -> bool:
-    """Whether one E for all arms is rejected."""
-    return shared.p is not None and shared.p < level
+def _laws(judge: TableJudge, request: AnalysisRequest) -> tuple[dict[str, ComputeFit], list[str]]:
+    """The laws by each method that was asked for, without the same runs."""
+    fits: dict[str, ComputeFit] = {}
+    not_fitted: list[str] = []
+    if request.method != "paper":
+        fits["joint"] = judge.laws()
+    if request.method != "joint":
+        try:
+            fits["paper"] = fit_paper(judge.ladders, replace(judge.settings, method="paper"))
+        except UsageError as error:
+            if request.method == "paper":
+                raise
+            not_fitted.append(f"the paper's method is left out. {error}")
+    return fits, not_fitted
 
 
-def _compare(
-    arm: Ladder, reference: Ladder, settings: FitSettings, rule: DecisionRule, arms: int
-) -> Comparison:
-    return compare(reference, arm, settings, rule, arms)
-
-
-def _judge(
-    task: tuple[Comparison, float], request: AnalysisRequest, settings: FitSettings, arms: int
-) -> Verdict:
-    comparison, level = task
-    return judge_arm(
-        comparison,
-        settings,
-        level=level,
-        arms=arms,
-        draws=request.draws,
-        seed=request.seed,
-        budget=request.budget,
-        lr_regret=request.lr_regret,
-        unit=request.unit,
+def _multipliers(
+    judge: TableJudge, fits: dict[str, ComputeFit], name: str, request: AnalysisRequest
+) -> list[Multiplier]:
+    """Measured multipliers, and those of the laws."""
+    reference, arm = judge.ladders[request.reference], judge.ladders[name]
+    sigmas = tuple(
+        np.sqrt([judge.run_variance(float(c), float(k)) for c, k in zip(one.flops, one.seeds, strict=True)])
+        for one in (reference, arm)
     )
-
-
-def _multiplier_flops(reference: Ladder, request: AnalysisRequest) -> Array:
-    """Where fitted multipliers are evaluated: the reference's rungs, and the budget when extrapolating."""
+    found = interpolated_multipliers(
+        reference, arm, sigmas=(sigmas[0], sigmas[1]), confidence=request.confidence, seed=request.seed,
+        draws=request.draws, interpolate=request.interpolate,
+    )  # fmt: skip
     budget = [request.budget] if request.budget is not None and request.extrapolate else []
-    return np.concatenate([reference.flops, budget])
+    at = np.concatenate([reference.flops, budget])
+    if "joint" in fits:
+        found += judge.multipliers(name, request.reference, at, request.extrapolate)
+    if "paper" in fits and not judge.own_e:  # the paper's method has one E
+        leads = "joint" not in fits
+        found += fitted_multipliers(fits["paper"], name, at, extrapolate=request.extrapolate, leads=leads)
+    return found
+
+
+def _seed_noise(judge: TableJudge) -> tuple[tuple[float, float], ...]:
+    """Compute and standard deviation of a seed, in each bin of compute."""
+    seeds, cells = judge.fit.seeds, judge.fit.cells
+    if seeds is None:
+        return ()
+    found: list[tuple[float, float]] = []
+    for b in range(int(seeds.bins.max()) + 1):
+        own = (seeds.bins == b) & cells.mask
+        compute = judge.c0 * float(np.exp(cells.x[own].mean()))
+        found.append((compute, float(np.sqrt(seeds.variance[0][own][0]))))
+    return tuple(found)
+
+
+def _sweep_e(judge: TableJudge, others: Sequence[str]) -> tuple[SweptE, ...]:
+    """The first two answers at several values of E, each taken as known."""
+    if judge.own_e or judge.fit.e_at_bound.any() or not others or len(others) > 50:
+        return ()
+    weights = judge.fit.weight[:, 0]
+    e = float(judge.fit.laws.e[0]) + sum(
+        w * float(model.steps(judge.fit.residual, model.pull)[1][0, 0])
+        for w, model in zip(weights, judge.fit.models, strict=True)
+    )
+    variance = sum(
+        w * float(model.scale[0] * model.spread[0, 0, 0])
+        for w, model in zip(weights, judge.fit.models, strict=True)
+    )
+    lowest = min(float(ladder.loss.min()) for ladder in judge.ladders.values())
+    found: list[SweptE] = []
+    for step in (-2.0, -1.0, 0.0, 1.0, 2.0) if variance > 0 else ():
+        value = e + step * float(np.sqrt(variance))
+        if not 0 < value < lowest:
+            continue
+        held = fit_ladders(judge.ladders, judge.settings, judge.rule, Prior(value), judge.unit)
+        answers: dict[str, str] = {}
+        for name in others:
+            pair = held.names.index(judge.settings.reference), held.names.index(name)
+            span = held.range_of(pair)
+            if span is None:
+                continue
+            p = p_values(contrasts(held.fit, pair, *span), judge.rule)
+            answers[name] = f"{p.better(judge.rule.level)[0]}; {p.growth(judge.rule.level)[0]}"
+        found.append(SweptE(value, answers))
+    return tuple(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,9 @@ class Ladder:
     """An arm's rungs in order of compute. `loss` is the mean over seeds, `runs` the loss of each.
 
     `weights` are the relative precisions of the rungs' losses: 1 is that of a single run of typical noise.
-    They are the numbers of seeds, or sums of the table's own weights; `rung_component_weights` allows for
-    errors that all seeds of a rung share. `clusters` has one name for all rungs that share training runs:
-    their errors are not independent; `seed_names` the seeds of each rung.
+    They are the numbers of seeds, or sums of the table's own weights. `clusters` has one name for all rungs
+    that share training runs: their errors are not independent; `seed_names` the seeds of each rung. `known`
+    is the variance of each rung's loss that the table states (`loss_sd`), 0 for none.
     """
 
     arm: str
@@ -35,10 +35,13 @@ class Ladder:
     weights: Array = field(default_factory=lambda: np.zeros(0))
     clusters: tuple[str, ...] = ()
     seed_names: tuple[tuple[str, ...], ...] = ()
+    known: Array = field(default_factory=lambda: np.zeros(0))
 
     def __post_init__(self) -> None:
         if not len(self.weights):
             object.__setattr__(self, "weights", self.seeds)
+        if not len(self.known):
+            object.__setattr__(self, "known", np.zeros(len(self.flops)))
 
     @property
     def seeds(self) -> Array:
@@ -52,8 +55,22 @@ class Ladder:
             self.arm, self.flops[index], self.loss[index],
             tuple(self.runs[i] for i in index), tuple(self.row_labels[i] for i in index),
             self.weights[index], tuple(self.clusters[i] for i in index if self.clusters),
-            tuple(self.seed_names[i] for i in index if self.seed_names),
+            tuple(self.seed_names[i] for i in index if self.seed_names), self.known[index],
         )  # fmt: skip
+
+    def without_seed(self, rung: int, seed: int) -> Ladder:
+        """The ladder without one run of a rung; without the rung, where it has no other."""
+        if len(self.runs[rung]) == 1:
+            return self.keep(np.arange(len(self.flops)) != rung)
+        runs = np.delete(self.runs[rung], seed)
+        part = len(runs) / len(self.runs[rung])
+        loss, weights, known = self.loss.copy(), self.weights.copy(), self.known.copy()
+        loss[rung], weights[rung], known[rung] = runs.mean(), weights[rung] * part, known[rung] / part
+        names = list(self.seed_names)
+        if names:
+            names[rung] = tuple(name for i, name in enumerate(names[rung]) if i != seed)
+        every = (*self.runs[:rung], runs, *self.runs[rung + 1 :])
+        return replace(self, loss=loss, runs=every, weights=weights, known=known, seed_names=tuple(names))
 
 
 def join_ladders(first: Ladder, second: Ladder) -> Ladder:
@@ -65,10 +82,12 @@ def join_ladders(first: Ladder, second: Ladder) -> Ladder:
         values = [value for part in parts for value in getattr(part, name)]
         return tuple(values[i] for i in order) if len(values) == len(order) else ()
 
-    loss, weights = (np.concatenate([getattr(part, name) for part in parts]) for name in ("loss", "weights"))
+    loss, weights, known = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("loss", "weights", "known")
+    )
     return Ladder(
         first.arm, flops[order], loss[order], joined("runs"), joined("row_labels"), weights[order],
-        joined("clusters"), joined("seed_names"),
+        joined("clusters"), joined("seed_names"), known[order],
     )  # fmt: skip
 
 
@@ -113,6 +132,7 @@ def read_ladders(table: Table, typical: Table | None = None) -> dict[str, Ladder
     arms = series_labels(table.names("arm"), corpora, recipes)
     seeds, precision = table.seeds(), read_weights(table, typical or table)
     run_names = table.names("run") if table.has("run") else None
+    stated = table.numbers("loss_sd") if table.has("loss_sd") else None
     seen: dict[tuple[str, float, str, str], int] = {}
     rows_of: dict[str, list[int]] = {}
     for row, (arm, compute, seed) in enumerate(zip(arms, flops.tolist(), seeds, strict=True)):
@@ -138,6 +158,9 @@ def read_ladders(table: Table, typical: Table | None = None) -> dict[str, Ladder
             np.array([float(precision[rows].sum()) for rows in groups]),
             _link_rungs([[run_names[int(row)] for row in rows] for rows in groups]) if run_names else (),
             tuple(tuple(seeds[int(row)] for row in rows) for rows in groups),
+            np.zeros(len(groups))
+            if stated is None
+            else np.array([1 / float((stated[rows] ** -2).sum()) for rows in groups]),
         )
     return ladders
 
@@ -172,25 +195,33 @@ def _weight_column(table: Table) -> str | None:
     return found[0] if found else None
 
 
-def check_ladders(ladders: dict[str, Ladder], reference: str) -> None:
-    """Raise UsageError for a ladder too short for a law, or a reference that is not among the arms."""
+def check_ladders(ladders: dict[str, Ladder], reference: str) -> tuple[dict[str, Ladder], tuple[str, ...]]:
+    """The ladders that are long enough for a law, and a warning for each that is not.
+
+    Raises UsageError for a reference that is not among the arms, or is too short.
+    """
     if reference not in ladders:
         raise UsageError(
             f"the reference '{reference}' is not among the arms; did you mean {nearest(reference, ladders)}?"
         )
+    kept: dict[str, Ladder] = {}
+    warnings: list[str] = []
     for arm, ladder in ladders.items():
         minimum = MIN_REFERENCE_RUNGS if arm == reference else MIN_ARM_RUNGS
         count = len(np.unique(ladder.flops))
-        if count < minimum:
-            what = "rung" if count == 1 else "rungs"
-            role = "the reference" if arm == reference else "an arm"
-            same = [other for other in ladders if other != arm and _plain(other) == _plain(arm)]
-            meant = f" (did you mean '{same[0]}'?)" if same else ""
-            raise UsageError(
-                f"{ladder.row_labels[-1]}: arm '{arm}' has only {count} {what}{meant}; {role} needs at"
-                f" least {minimum}"
-                " rungs of different compute."
-            )
+        if count >= minimum:
+            kept[arm] = ladder
+            continue
+        what = "rung" if count == 1 else "rungs"
+        same = [other for other in ladders if other != arm and _plain(other) == _plain(arm)]
+        meant = f" (did you mean '{same[0]}'?)" if same else ""
+        found = f"{ladder.row_labels[-1]}: arm '{arm}' has only {count} {what}{meant}"
+        if arm == reference:
+            raise UsageError(f"{found}; the reference needs at least {minimum} rungs of different compute.")
+        warnings.append(
+            f"{found} and is left out: an arm needs at least {minimum} rungs of different compute"
+        )
+    return kept, tuple(warnings)
 
 
 def _plain(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Power of a planned ladder: the probability of each verdict, and the cheapest ladder with enough power."""
+"""Power of a planned ladder: the probability of each answer, and the cheapest ladder with enough power."""
 
 from __future__ import annotations
 
@@ -11,35 +11,38 @@ import numpy as np
 from scipy import special
 
 from steepen.errors import UsageError
-from steepen.laws.fits.solver import Array, jacobian, unscaled_covariance
-from steepen.laws.hypotheses.judge_draws import judge_draws
-from steepen.laws.hypotheses.nested_models import (
+from steepen.laws.distributions import t_quantile
+from steepen.laws.table_model import Array, Cells, Laws, TableFit, fit_tables, slope_contrast
+from steepen.laws.verdict.questions import (
+    BETTER,
+    BY_WHAT,
     GROWTH,
-    VERDICTS,
+    Better,
+    ByWhat,
     DecisionRule,
     Growth,
-    LadderPair,
-    VerdictLabel,
-    fit_hypotheses,
-    verdict_label,
+    by_what,
+    contrasts,
+    p_values,
 )
-from steepen.laws.verdict.sensitivity import DRIFT_SHAPES, DriftShape, alternative_rss, drift_profile
+from steepen.laws.verdict.sensitivity import DRIFT_SHAPES, DriftShape, drift_profile
 
 Target = Literal["growth", "exponent"]
 TARGETS: tuple[Target, ...] = ("growth", "exponent")
 MIN_DECADES = 0.29  # no ladder is shorter
-SPANS_COMPUTED = 24  # the search interpolates between these spans, and simulates what it chooses
 SEARCH_DRAWS, CONFIRM_DRAWS = 150, 500  # of a candidate, and of one that passes
+BLOCK = 500  # tables that are fitted at once
 
 
 @dataclass(frozen=True)
 class LadderPlan:
-    """A planned pair of ladders, and the true laws they are simulated from.
+    """A planned table of ladders, and the true laws they are simulated from.
 
     Defaults are the ladder and the Vanilla law of the paper this package follows: `constant` is A at 1e18
     FLOPs, with E and A chosen so that the printed γ reproduces the printed losses. `noise` is the standard
-    deviation of a run's loss. `multiplier` is the arm's compute multiplier at the lowest rung. `arms` are to
-    be compared with the reference in one table, which share `level`.
+    deviation of a run's loss, `lack_of_fit` that of a rung's, which more seeds do not reduce. `multiplier` is
+    the arm's compute multiplier at the lowest rung. `arms` are to be compared with the reference in one
+    table: they share `level`, and E and the noise are estimated from all of them.
     """
 
     delta_gamma: float
@@ -47,6 +50,7 @@ class LadderPlan:
     lowest: float = 3.25e17
     highest: float = 1.01e20
     noise: float = 1e-3
+    lack_of_fit: float = 0.0
     seeds: int = 1
     gamma: float = 0.1113
     irreducible_loss: float = 1.83
@@ -54,6 +58,7 @@ class LadderPlan:
     multiplier: float = 1.1
     level: float = 0.05
     margin: float = 0.025
+    equivalence: float = 0.05
     arms: int = 1
 
     def __post_init__(self) -> None:
@@ -71,10 +76,11 @@ class LadderPlan:
             raise UsageError(f"delta_gamma is {self.delta_gamma}; γ + Δγ must stay above zero.")
         if not (math.isfinite(self.irreducible_loss) and self.irreducible_loss >= 0):
             raise UsageError(f"irreducible_loss is {self.irreducible_loss}; give a loss of zero or more.")
+        if not (math.isfinite(self.lack_of_fit) and self.lack_of_fit >= 0):
+            raise UsageError(f"lack_of_fit is {self.lack_of_fit}; give a loss of zero or more.")
         if self.arms < 1:
             raise UsageError(f"arms is {self.arms}; give at least 1.")
-        if not 0 < self.level < 0.5:
-            raise UsageError(f"level is {self.level}; give a fraction between 0 and 0.5, such as 0.05.")
+        _ = self.rule
 
     @property
     def decades(self) -> float:
@@ -88,62 +94,60 @@ class LadderPlan:
 
     @property
     def cost(self) -> float:
-        """FLOPs of both ladders with all seeds."""
+        """FLOPs of the reference's and one arm's ladder with all seeds."""
         return 2 * self.seeds * float(self.flops.sum())
 
     @property
     def rule(self) -> DecisionRule:
-        """The rule that turns test results into verdicts, at the arm's share of the level.
+        """The rule that turns test results into answers, at the arm's share of the level."""
+        return DecisionRule(self.level / self.arms, self.margin, self.equivalence)
 
-        That is Holm's share as long as the source of no other arm's gain is settled.
-        """
-        return DecisionRule(self.level / self.arms, self.margin)
+    @property
+    def x(self) -> Array:
+        """Log compute of the rungs, 0 in the middle of the ladder."""
+        return np.log(self.flops / math.sqrt(self.lowest * self.highest))
 
-    def pair(self) -> tuple[LadderPair, float]:
-        """The points of both ladders, and C0 (the geometric middle of the ladder)."""
-        flops = self.flops
-        c0 = math.sqrt(self.lowest * self.highest)
-        x = np.log(np.tile(flops, 2) / c0)
-        return LadderPair(
-            x, np.repeat([False, True], self.rungs), np.full(2 * self.rungs, float(self.seeds))
-        ), c0
+    def cells(self) -> Cells:
+        """The rungs of the reference and the arms."""
+        shape = (1 + self.arms, self.rungs)
+        seeds = np.full(shape, float(self.seeds))
+        partners = np.tile(np.arange(self.rungs), (shape[0], 1)) if self.rungs >= 6 else None
+        x = np.tile(self.x, (shape[0], 1))
+        return Cells(x, np.ones(shape, bool), seeds, seeds - 1, np.zeros(shape), partners=partners)
 
-    def true_parameters(self) -> Array:
-        """θ of the exponent hypothesis: (E, log A, Δ log A, γ, Δγ) at C0 in the middle of the ladder."""
-        _, c0 = self.pair()
-        log_a = math.log(self.constant) - self.gamma * math.log(c0 / 1e18)
+    def laws(self, sets: int = 1) -> Laws:
+        """The true laws; other arms are equal to the first."""
+        log_a = math.log(self.constant) - self.gamma * math.log(math.sqrt(self.lowest * self.highest) / 1e18)
         # At the lowest rung the arm needs lowest/multiplier for the reference's loss there.
-        steep = self.gamma + self.delta_gamma
-        low = math.log(self.lowest / c0)
-        shift = -self.gamma * low + steep * (low - math.log(self.multiplier))
-        return np.array([self.irreducible_loss, log_a, shift, self.gamma, self.delta_gamma])
+        steep, low = self.gamma + self.delta_gamma, float(self.x[0])
+        arm = log_a - self.gamma * low + steep * (low - math.log(self.multiplier))
+        return Laws(
+            np.full(sets, self.irreducible_loss),
+            np.tile([log_a, *[arm] * self.arms], (sets, 1)),
+            np.tile([self.gamma, *[steep] * self.arms], (sets, 1)),
+        )
 
 
 @dataclass(frozen=True)
 class Power:
     """Simulated power of a plan: how often `steepen fit` would answer each question right.
 
-    Every draw goes through all checks of measured ladders (`judge_draws`). `growth` and `verdict` are
-    probabilities here, not answers: `growth` is the fraction of draws that claim the right answer to the
-    first question (does the gain grow?), `verdict` of those that also claim that to the second (by the
-    exponent?). A fragile answer is no claim: `growth_fractions` and
-    `verdict_fractions` count it as undecided (or as *either*); `fragile_growth_fractions` count it alone.
-    `least_squares_fractions` are those of the tests alone, before any check.
-    `confounding_penalty` is a systematic error, not noise: a loss that much too high at the top rung of
-    `confounding_ladder` (a mistuned learning rate), there alone or growing towards it linearly or
-    quadratically in log compute, would look like the whole Δγ, whatever the seeds. The ladder is the
-    reference for Δγ > 0 and the arm for Δγ < 0.
+    `better`, `growth` and `exponent` are the fractions of draws with the right answer to each question (the
+    last: grows, and by the exponent). `confounding_penalty` is a systematic error, not noise: a loss that
+    much too high at the top rung of `confounding_ladder` (a mistuned learning rate), there alone or growing
+    towards it linearly or quadratically in log compute, would look like the whole Δγ, whatever the seeds.
+    The ladder is the reference for Δγ > 0 and the arm for Δγ < 0.
     """
 
     plan: LadderPlan
+    better: float
     growth: float
-    verdict: float
+    exponent: float
+    expected_better: Better
     expected_growth: Growth
-    expected_verdict: VerdictLabel
+    better_fractions: dict[Better, float]
     growth_fractions: dict[Growth, float]
-    verdict_fractions: dict[VerdictLabel, float]
-    fragile_growth_fractions: dict[Growth, float]
-    least_squares_fractions: dict[VerdictLabel, float]
+    by_what_fractions: dict[ByWhat, float]
     delta_gamma_error: float
     confounding_penalty: dict[DriftShape, float]
     confounding_ladder: Literal["reference", "arm"]
@@ -174,95 +178,108 @@ class CheapestLadder:
 
 
 def simulate_power(plan: LadderPlan, draws: int = 1000, seed: int = 0) -> Power:
-    """Simulate the plan `draws` times and count what `steepen fit` would claim."""
+    """Simulate the plan `draws` times and count what `steepen fit` would answer."""
     if draws < 100:
         raise UsageError(f"draws is {draws}; a simulation needs at least 100.")
-    pair, _ = plan.pair()
     rng = np.random.default_rng(seed)
-    y = pair.designs()["exponent"].predict(plan.true_parameters(), pair.x)
-    if not (y > 0).all():
+    if not (plan.laws().predict(plan.cells().x) > 0).all():
         raise UsageError(
             "the planned law has a loss of zero or less at some rung; check irreducible_loss and constant."
         )
-    noise = plan.noise / math.sqrt(plan.seeds) * rng.standard_normal((draws, len(y)))
-    found = judge_draws(
-        pair,
-        np.maximum(y + noise, 1e-6),
-        plan.rule,
-        start=fit_hypotheses(pair, y, plan.rule),
-        arms=plan.arms,
-    )
-    claimed = found.claimed
-    words = claimed.words
-    fragile = np.where(found.claim, "undecided", found.answers.growth)
-    fractions: dict[VerdictLabel, float] = {word: float(np.mean(words == word)) for word in VERDICTS}
-    growth: dict[Growth, float] = {word: float(np.mean(claimed.growth == word)) for word in GROWTH}
-    expected = _expected_growth(plan)
-    right = verdict_label(expected, "exponent" if expected == "grows" else None)
+    better: list[str] = []
+    growth: list[str] = []
+    causes: list[str] = []
+    slopes: list[Array] = []
+    for begin in range(0, draws, BLOCK):
+        fit = _simulate(plan, min(BLOCK, draws - begin), rng)
+        found = contrasts(fit, (0, 1), float(plan.x[0]), float(plan.x[-1]))
+        p = p_values(found, plan.rule)
+        better += p.better(plan.rule.level).tolist()
+        grown = p.growth(plan.rule.level)
+        growth += grown.tolist()
+        slopes.append(found.slope.mean)
+        direction = np.zeros(fit.cells.x.shape)
+        direction[1] = 1.0
+        slope, e = fit.with_error(slope_contrast(fit.laws, (0, 1)), direction)
+        for i in np.flatnonzero(grown == "grows"):
+            p_e, p_slope, delta, shift = e.p_value()[i], slope.p_value()[i], slope.mean[i], e.mean[i]
+            causes.append(by_what(float(p_e), float(p_slope), float(delta), float(shift), plan.rule.level))
+    expected_better, expected_growth = _expected(plan)
+    better_fractions: dict[Better, float] = {word: better.count(word) / draws for word in BETTER}
+    growth_fractions: dict[Growth, float] = {word: growth.count(word) / draws for word in GROWTH}
+    cause_fractions: dict[ByWhat, float] = {word: causes.count(word) / draws for word in BY_WHAT}
     return Power(
         plan=plan,
-        growth=growth[expected],
-        verdict=fractions[right],
-        expected_growth=expected,
-        expected_verdict=right,
-        growth_fractions=growth,
-        verdict_fractions=fractions,
-        fragile_growth_fractions={
-            word: float(np.mean(fragile == word)) for word in GROWTH if word != "undecided"
-        },
-        least_squares_fractions={
-            word: float(np.mean(found.least_squares.words == word)) for word in VERDICTS
-        },
-        delta_gamma_error=float(np.std(found.tests.delta_gamma)),
+        better=better_fractions[expected_better],
+        growth=growth_fractions[expected_growth],
+        exponent=cause_fractions["exponent"]
+        if expected_growth == "grows"
+        else growth_fractions[expected_growth],
+        expected_better=expected_better,
+        expected_growth=expected_growth,
+        better_fractions=better_fractions,
+        growth_fractions=growth_fractions,
+        by_what_fractions=cause_fractions,
+        delta_gamma_error=float(np.std(np.concatenate(slopes))),
         confounding_penalty=_confounding_penalty(plan),
         confounding_ladder="arm" if plan.delta_gamma < 0 else "reference",
         draws=draws,
     )
 
 
-def _expected_growth(plan: LadderPlan) -> Growth:
-    if plan.delta_gamma > 0:
-        return "grows"
-    if plan.delta_gamma < 0:
-        return "shrinks"
-    if plan.multiplier == 1:
-        return "undecided"
-    return "constant" if plan.multiplier > 1 else "worse"
+def _simulate(plan: LadderPlan, sets: int, rng: np.random.Generator) -> TableFit:
+    """The model fitted to simulated tables."""
+    cells, laws = plan.cells(), plan.laws(sets)
+    shape = (sets, *cells.x.shape)
+    scatter = math.sqrt(plan.lack_of_fit**2 + plan.noise**2 / plan.seeds)
+    loss = np.maximum(laws.predict(cells.x) + scatter * rng.standard_normal(shape), 1e-6)
+    squares = np.zeros(shape)
+    if plan.seeds > 1:
+        squares = plan.noise**2 * rng.chisquare(plan.seeds - 1, shape)
+    return fit_tables(cells, loss, squares, laws)
+
+
+def _expected(plan: LadderPlan) -> tuple[Better, Growth]:
+    """The right answers to the first two questions."""
+    middle = math.log(plan.multiplier) - plan.delta_gamma / (plan.gamma + plan.delta_gamma) * float(plan.x[0])
+    better: Better = "better" if middle > 0 else "worse" if middle < 0 else "no difference"
+    return better, "grows" if plan.delta_gamma > 0 else "shrinks" if plan.delta_gamma < 0 else "constant"
+
+
+def _known(plan: LadderPlan) -> TableFit:
+    """The model of the planned losses without noise, its variances known."""
+    cells, laws = plan.cells(), plan.laws()
+    variance = plan.lack_of_fit**2 + plan.noise**2 / plan.seeds
+    covariance = np.tile(variance * np.eye(plan.rungs), (1 + plan.arms, 1, 1))
+    loss = laws.predict(cells.x)
+    return fit_tables(cells, loss, np.zeros(loss.shape), laws, covariance=covariance)
 
 
 def _confounding_penalty(plan: LadderPlan) -> dict[DriftShape, float]:
     """Loss penalty at a top rung that shifts the fitted Δγ by the planned one, to first order, by shape."""
-    pair, _ = plan.pair()
-    design, theta = pair.designs()["exponent"], plan.true_parameters()
-    j = jacobian(design, pair.x, theta[None])[0]
-    response = (unscaled_covariance(design, pair.x, theta)[0] @ j.T)[4]
-    own = slice(plan.rungs, None) if plan.delta_gamma < 0 else slice(0, plan.rungs)
-    return {
-        shape: abs(plan.delta_gamma / float(response[own] @ drift_profile(pair.x[own], shape)))
-        for shape in DRIFT_SHAPES
-    }
+    fit = _known(replace(plan, arms=1))
+    contrast = slope_contrast(fit.laws, (0, 1))
+    found: dict[DriftShape, float] = {}
+    for shape in DRIFT_SHAPES:
+        direction = np.zeros(fit.cells.x.shape)
+        direction[1 if plan.delta_gamma < 0 else 0] = drift_profile(plan.x, shape)
+        moved = fit.shifted(contrast, direction, np.array([0.0, 1.0])).mean
+        found[shape] = abs(plan.delta_gamma / float(moved[1] - moved[0]))
+    return found
 
 
 def predicted_power(plan: LadderPlan, target: Target) -> float:
-    """Power from the noncentral F distribution: fast, and close to the simulation."""
-    return _power_from_rss(plan, target, _alternative_rss(plan, target))
-
-
-def _alternative_rss(plan: LadderPlan, target: Target) -> float:
-    """RSS of the alternative hypothesis on the planned laws without noise, for one seed."""
-    pair, _ = replace(plan, seeds=1).pair()
-    truth, designs = plan.true_parameters(), pair.designs()
-    slope = target == "growth" or plan.delta_gamma <= 0
-    start = truth[:4] if slope else truth[[0, 0, 1, 2, 3]]
-    return alternative_rss(
-        designs["exponent"], truth, designs["constant" if slope else "irreducible"], start, pair
-    )
-
-
-def _power_from_rss(plan: LadderPlan, target: Target, left: float) -> float:
-    df = 2 * plan.rungs - (5 if target == "growth" or plan.delta_gamma <= 0 else 6)
-    critical = float(special.fdtri(1.0, df, 1.0 - plan.rule.level))
-    return 1.0 - float(special.ncfdtr(1.0, df, left * plan.seeds / plan.noise**2, critical))
+    """Power of a t-test with known variances' standard error: fast, and an upper bound for the search."""
+    fit = _known(plan)
+    contrast = slope_contrast(fit.laws, (0, 1))
+    one = fit.mixture(contrast)
+    if target == "exponent" and plan.delta_gamma > 0:
+        direction = np.zeros(fit.cells.x.shape)
+        direction[1] = 1.0
+        one = fit.with_error(contrast, direction)[0]
+    spare = float((1 + plan.arms) * plan.rungs * plan.seeds - 3 - 2 * plan.arms)
+    critical = float(t_quantile(1 - plan.rule.level / 2, np.array(spare)))
+    return float(special.ndtr(abs(plan.delta_gamma) / float(one.error[0, 0]) - critical))
 
 
 def cheapest_ladder(
@@ -282,51 +299,40 @@ def cheapest_ladder(
         raise UsageError(f"goal is {goal}; give a power between 0.05 and 0.975 (the 5% level limits it).")
     if plan.delta_gamma == 0:
         raise UsageError("delta_gamma is 0; there is no difference for a ladder to find.")
-    spans = np.geomspace(MIN_DECADES, max_decades, SPANS_COMPUTED)
 
     @cache
-    def log_rss(rungs: int) -> Array:
-        """The logarithm of the RSS at each span; seeds only scale the noncentrality."""
-        found = [_alternative_rss(_option(plan, rungs, 1, 100 * float(span)), target) for span in spans]
-        return np.log(np.maximum(found, 1e-300))
-
-    def reaches(option: LadderPlan, hundredths: int, wanted: float) -> bool:
-        rss = math.exp(float(np.interp(math.log(hundredths / 100), np.log(spans), log_rss(option.rungs))))
-        return _power_from_rss(option, target, rss) >= wanted
+    def power_of(rungs: int, seeds: int, hundredths: int) -> float:
+        return predicted_power(_option(plan, rungs, seeds, hundredths), target)
 
     def shortest(rungs: int, seeds: int, wanted: float) -> LadderPlan | None:
-        """The shortest span, in hundredths of a decade, whose F-test has the wanted power."""
-        low, high = longest.get((rungs, seeds), int(100 * MIN_DECADES)), int(100 * max_decades)
-        if not reaches(_option(plan, rungs, seeds, high), high, wanted):
+        """The shortest span, in hundredths of a decade, with the wanted power."""
+        low, high = int(100 * MIN_DECADES), int(100 * max_decades)
+        if power_of(rungs, seeds, high) < wanted:
             return None
         while high - low > 1:
             middle = (low + high) // 2
-            enough = reaches(_option(plan, rungs, seeds, middle), middle, wanted)
-            low, high = (low, middle) if enough else (middle, high)
-        longest[rungs, seeds] = low
+            low, high = (low, middle) if power_of(rungs, seeds, middle) >= wanted else (middle, high)
         return _option(plan, rungs, seeds, high)
 
-    longest: dict[tuple[int, int], int] = {}  # spans that were too short, by rungs and seeds
     sizes = [
         (rungs, seeds)
         for rungs in (*range(4, min(8, max_rungs + 1)), *range(8, max_rungs + 1, 2))
         for seeds in range(1, max_seeds + 1)
     ]
-    # The checks of a verdict take power from the F-test, so its power is raised until enough draws pass them.
-    for spare in (0.3, 0.1, 0.03, 0.01, 0.001, 1e-4, 1e-6):
+    # Noise is estimated and may be correlated, which takes power, so more is asked for until enough is left.
+    for spare in (0.3, 0.1, 0.03, 0.01, 0.001, 1e-4, 1e-6, 1e-9):
         options = [shortest(*size, 1 - spare * (1 - goal)) for size in sizes]
-        cheapest = min((option for option in options if option), key=lambda option: option.cost, default=None)
-        if cheapest is None:
-            break
-        if _reached(simulate_power(cheapest, min(SEARCH_DRAWS, draws)), target) >= goal:
-            power = simulate_power(cheapest, min(CONFIRM_DRAWS, draws))
-            if _reached(power, target) >= goal:
-                return CheapestLadder(target, goal, cheapest, power)
+        found = sorted((option for option in options if option), key=lambda option: option.cost)
+        for cheapest in found[:3]:
+            if _reached(simulate_power(cheapest, min(SEARCH_DRAWS, draws)), target) >= goal:
+                power = simulate_power(cheapest, min(CONFIRM_DRAWS, draws))
+                if _reached(power, target) >= goal:
+                    return CheapestLadder(target, goal, cheapest, power)
     return CheapestLadder(target, goal, None, None)
 
 
 def _reached(power: Power, target: Target) -> float:
-    return power.verdict if target == "exponent" else power.growth
+    return power.exponent if target == "exponent" else power.growth
 
 
 def _option(plan: LadderPlan, rungs: int, seeds: int, hundredths: float) -> LadderPlan:

@@ -22,7 +22,7 @@ from steepen.errors import UsageError
 from steepen.laws.analysis import LadderAnalysis
 from steepen.laws.distributions import Interval
 from steepen.laws.ladder import Ladder
-from steepen.laws.verdict.holdout import forecast_loss, own_law
+from steepen.laws.verdict.holdout import forecast_loss
 from steepen.utils.codec import from_builtins
 from steepen.utils.files import read_file, read_text, write_atomically
 from steepen.utils.formatting import format_flops, percent
@@ -146,15 +146,15 @@ def register_forecasts(
     for arm in fit.arms:
         if _nearest_rung(measured[arm], flops) is not None:
             continue
-        used = own_law(fit, ladders[arm]) if analysis.one_e_rejected else fit
-        law, (forecast, error) = used.arms[arm], forecast_loss(used, arm, flops)
-        reach = used.quantile * error
+        law, variance = fit.arms[arm], analysis.judge.run_variance(flops)
+        forecast, error = forecast_loss(fit, analysis.judge, arm, flops, variance)
+        reach = fit.quantile * error
         found.append(
             RegisteredForecast(
                 arm=arm, flops=flops, forecast=forecast, interval=(forecast - reach, forecast + reach),
                 standard_error=error, confidence=fit.settings.confidence, e=law.e.value,
                 log_a=law.log_a.value, gamma=law.gamma.value, c0=fit.c0,
-                method=fit.settings.method if used is fit else "own E, A and γ",
+                method="own E, A and γ" if analysis.one_e_rejected else fit.settings.method,
                 reference=fit.settings.reference, runs=count, data_sha256=digest, registered=now,
             )
         )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from steepen.errors import UsageError
 from steepen.laws.analysis import AnalysisRequest, LadderAnalysis, analyse
@@ -23,12 +23,12 @@ def choose_reference(ladders: dict[str, Ladder], reference: str | None) -> str:
 
 
 def analyse_table(
-    table: Table,
-    request: AnalysisRequest,
-    hold_out: Sequence[str] = (),
-    progress: Callable[[str], None] | None = None,
-    workers: int = 1,
+    table: Table, request: AnalysisRequest, hold_out: Sequence[str] = ()
 ) -> tuple[LadderAnalysis, dict[str, Ladder]]:
-    """Analyse a table with columns arm, flops, loss (and seed); also return the ladders that were fitted."""
+    """Analyse a table with columns arm, flops, loss (and seed); also return the ladders that were fitted.
+
+    Those are without arms that are too short, and without runs that are off the others.
+    """
     ladders, held_out = hold_out_rungs(table, hold_out)
-    return analyse(ladders, request, held_out or None, progress, workers), ladders
+    found = analyse(ladders, request, held_out or None)
+    return found, found.judge.ladders

@@ -28,7 +28,7 @@ def loss_panel(analysis: LadderAnalysis, ladders: dict[str, Ladder]) -> Panel:
     """Loss against compute with the fitted laws, continued to held-out runs."""
     series: list[Series] = []
     for name in analysis.primary_fit.arms:
-        law = analysis.drawn_law(name)
+        law = analysis.primary_fit.arms[name]
         ladder, arm = ladders[name], {"arm": name}
         inside = np.geomspace(ladder.flops[0], ladder.flops[-1], 60)
         detail = f"γ = {law.gamma.value:.4f}"
@@ -40,6 +40,10 @@ def loss_panel(analysis: LadderAnalysis, ladders: dict[str, Ladder]) -> Panel:
             series.append(line(name, further, law.predict(further), **fields))
             held: dict[str, Any] = {"role": "held_out", "marker": "square", "filled": False, **arm}
             series.append(points(name, [out.flops], [out.observed], **held))
+        gone = [one for one in analysis.left_out if one.arm == name]
+        if gone:
+            marked: dict[str, Any] = {"role": "held_out", "note": "left out", "marker": "cross", **arm}
+            series.append(points(name, [one.flops for one in gone], [one.loss for one in gone], **marked))
     return Panel(
         "Loss and fitted laws",
         Axis(cost_axis(analysis.request.unit).label, "log"),

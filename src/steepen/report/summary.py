@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 from steepen.laws.fits.compute_law import ArmLaw
-from steepen.laws.verdict.evidence import Verdict
-from steepen.laws.verdict.multipliers import Multiplier
 from steepen.report.colours import arm_key
 from steepen.report.curves import ladder_title
 from steepen.results.table import Column, Table, columns_of, table_of
 from steepen.runs.record import RunRecord
 from steepen.studies.answer import Answer, StudyFit, StudyVerdict
-from steepen.studies.verdict_row import legend
+from steepen.utils.cost_axis import cost_axis
 from steepen.utils.json_io import json_safe
 
 
@@ -24,12 +21,12 @@ class SummaryRow:
     """One ladder: what was judged of it (nothing, of the reference), and what its runs cost."""
 
     arm: str
-    answer: Annotated[str, Column("does the gain grow?")]
-    multiplier: Annotated[float | None, Column("multiplier (fitted)")] = None
+    answer: Annotated[str, Column("better, and does the gain grow?")]
+    multiplier: Annotated[float | None, Column("multiplier (mean)")] = None
     low: float | None = None
     high: float | None = None
-    at: float | None = None  # where the multiplier is
-    p_slope: Annotated[float | None, Column("p (growth)")] = None
+    p_better: Annotated[float | None, Column("p (better)")] = None
+    p_growth: Annotated[float | None, Column("p (growth)")] = None
     training_flops: Annotated[float | None, Column("training FLOPs")] = None
     training_hours: float | None = None
     judged: Annotated[StudyVerdict | None, Column(shown=False)] = None
@@ -43,38 +40,34 @@ def summary_rows(answer: Answer, records: Sequence[RunRecord], titles: dict[str,
         title = ladder_title(name, "", titles) + (f", {part}" if part else "")
         rows.append(_with_cost(SummaryRow(title, "reference"), name, laws.get((name, "", part)), records))
     for one in answer.primary_verdicts:
-        row, top = one.row, top_multiplier(one.verdict)
-        numbers = map(json_safe, (top.value, top.low, top.high, top.flops, row.p_growth))
+        row = one.row
+        numbers = map(
+            json_safe,
+            (row.multiplier, row.multiplier_low, row.multiplier_high, row.p_better, row.p_growth),
+        )
         title = ladder_title(one.arm, one.variant, titles) + (f", {one.part}" if one.part else "")
-        made = SummaryRow(title, row.answer, *numbers, judged=one)
+        made = SummaryRow(title, row.verdict, *numbers, judged=one)
         rows.append(_with_cost(made, one.arm, laws.get((one.arm, one.variant, one.part)), records))
     return rows
 
 
 def summary_table(rows: Sequence[SummaryRow], unit: str) -> Table:
-    """The rows as a table; `unit` is that of the multipliers' place."""
+    """The rows as a table; `unit` is that of the cost that multipliers compare."""
     costs = any(row.training_flops is not None for row in rows)  # a table of runs has no records
     columns = [
-        replace(column, header=f"at ({unit})") if name == "at" else column
+        column
         for name, column in columns_of(SummaryRow).items()
         if column.shown and (costs or not name.startswith("training"))
     ]
+    noun = cost_axis(unit).noun
     caption = (
-        "The multiplier is the reference's cost over the arm's for the same loss by the fitted laws, at "
-        "the reference's highest rung that the arm covers, with its interval; p is that of a gain that "
-        "does not change with compute. By either: the data allow a larger exponent as well as a lower "
-        "irreducible loss."
+        f"The multiplier is the reference's {noun} over the arm's for the same loss, averaged over the range "
+        "that both cover, with its interval; the p are those of no difference, and of a gain that does not "
+        f"change with {noun}. By either: the data allow a larger exponent as well as a lower irreducible "
+        "loss."
     )
     caption += " FLOPs and hours are the sums over the arm's runs in this study." * costs
-    caption = " ".join([caption, *legend(row.judged.row for row in rows if row.judged is not None)])
     return replace(table_of(rows, columns, "Answers", caption), arm_column=0)
-
-
-def top_multiplier(verdict: Verdict) -> Multiplier:
-    """The multiplier at the reference's highest rung that the arm covers too; without one, of the law."""
-    inside = [one for one in verdict.leading_multipliers if not one.extrapolated]
-    law = Multiplier("leading", verdict.multiplier_flops, verdict.multiplier, math.nan, math.nan)
-    return max(inside, key=lambda one: one.flops, default=law)
 
 
 def ladder_laws(answer: Answer) -> list[StudyFit]:

@@ -105,7 +105,7 @@ class PaperStudies:
     """Answers of the studies by name and part, each made when it is first needed.
 
     Laws are fitted by the paper's method, so figures have its irreducible loss and exponents. `draws` are
-    those of the bootstrap, fewer than a study's: the paper prints no such interval.
+    those of interpolated multipliers, fewer than a study's: the paper prints no such interval.
     """
 
     def __init__(self, draws: int = 200) -> None:
@@ -125,7 +125,7 @@ class PaperStudies:
         changed = {name: replace(getattr(preset.grids, name), **values) for name, values in grids.items()}
         preset = replace(preset, grids=replace(preset.grids, **changed))
         data = DatasetInfo(corpus, 50_304, PLENTY, PLENTY, 50_257)
-        return StudyContext(preset, data, law_method="paper", bootstrap_draws=self.draws)
+        return StudyContext(preset, data, law_method="paper", draws=self.draws)
 
     def drive(self, name: str, find: Finder, context: StudyContext | None = None, **options: Any) -> Answer:
         """A study of the registry, with these options."""

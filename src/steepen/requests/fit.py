@@ -19,6 +19,7 @@ from steepen.utils.values import Confidence, Flops, Level, Noise, Numbers, Seed
 if TYPE_CHECKING:
     from steepen.laws.fits.chinchilla import ChinchillaLoss
     from steepen.laws.isoflop_table import SweepLoss
+    from steepen.laws.prior import Prior
     from steepen.laws.table import Table
 
 FitResult: TypeAlias = ComputeResult | ChinchillaResult | IsoflopResult
@@ -46,10 +47,9 @@ NEEDS = {  # columns of each law
 class Fit(ReadsTable, Request[FitResult]):
     """Fit a scaling law to a table of runs and judge each arm against a reference.
 
-    The compute law L = E + A·(C/C0)^−γ (columns arm, flops, loss) is fitted to every arm and answers two
-    questions: does the arm's gain grow with compute (grows, constant, shrinks, worse or undecided), and by
-    what (exponent, irreducible loss, both or either)? Each answer comes with intervals and what would change
-    it. A table without an arm column is one arm; a seed column distinguishes repeated runs.
+    One model of the table, with the compute law L = E + A·(C/C0)^−γ of every arm (columns arm, flops, loss),
+    answers three questions: is the arm better where both were measured, does the gain grow with compute, and
+    by what? A table without an arm column is one arm; a seed column distinguishes repeated runs.
 
     `law` chinchilla fits L = E + A/N^α + B/D^β (columns parameters, tokens, loss); `law` looped the same with
     N = N_once + r^φ·N_rec (columns n_once, n_rec, passes, tokens, loss); `law` isoflop the optimum of each
@@ -65,6 +65,9 @@ class Fit(ReadsTable, Request[FitResult]):
     figure = tables = True
 
     reference: Annotated[str | None, Option("Arm that every other arm is compared with.")] = None
+    full: Annotated[
+        bool, Option("Print everything: sentences, what would change them, laws and multipliers.")
+    ] = False
     law: Annotated[
         Literal["compute", "chinchilla", "looped", "isoflop"],
         Option("compute, chinchilla, looped or isoflop."),
@@ -86,6 +89,10 @@ class Fit(ReadsTable, Request[FitResult]):
     ] = ()
     budget: Annotated[
         Flops | None, Option("Compute in FLOPs to predict at, besides 10 and 1000 times the top rung.")
+    ] = None
+    irreducible_loss: Annotated[
+        str | float | None,
+        Option("E, if it is known: 1.69, or 1.69±0.05 (also 1.69+-0.05) with its error; not for isoflop."),
     ] = None
     predict: Annotated[
         Numbers | None,
@@ -127,9 +134,15 @@ class Fit(ReadsTable, Request[FitResult]):
     ] = None
     noise: Annotated[
         Noise | None,
-        Option("Known standard deviation of a run's loss. Default: estimated from the residuals.", COMPUTE),
+        Option("Known standard deviation of a run's loss; lack of fit is added to it.", COMPUTE),
     ] = None
-    level: Annotated[Level, Option("Family-wise significance level of the verdicts.", COMPUTE)] = 0.05
+    against: Annotated[
+        Literal["reference", "all"],
+        Option("Compare arms with the reference, or all with each other.", COMPUTE),
+    ] = "reference"
+    level: Annotated[
+        Level, Option("Family-wise significance level of each of the three questions.", COMPUTE)
+    ] = 0.05
     adjust: Annotated[bool, Option("Share the level among the arms (Holm), or give it to each.", COMPUTE)] = (
         True
     )
@@ -145,14 +158,19 @@ class Fit(ReadsTable, Request[FitResult]):
     margin: Annotated[
         float, Range(0, 10), Option("Largest |Δγ|/γ that still counts as a constant gain.", COMPUTE)
     ] = 0.025
+    equivalence: Annotated[
+        float,
+        Range(1e-6, 10),
+        Option("Largest difference in compute that counts as no difference: 0.05 is ±5%.", COMPUTE),
+    ] = 0.05
 
     confidence: Annotated[Confidence, Option("Confidence level of the intervals.", INTERVALS)] = 0.90
     draws: Annotated[
         int,
         Range(0, 1_000_000),
-        Option("Bootstrap resamples per arm.", INTERVALS),
+        Option("Draws of the intervals of interpolated multipliers.", INTERVALS),
     ] = 2000
-    seed: Annotated[Seed, Option("Random seed of the bootstrap.", INTERVALS)] = 0
+    seed: Annotated[Seed, Option("Random seed of the draws.", INTERVALS)] = 0
 
     delta: Annotated[
         float, Range(1e-9, 1_000), Option("Delta of the Huber objective, in log loss.", CHINCHILLA)
@@ -185,6 +203,8 @@ class Fit(ReadsTable, Request[FitResult]):
         """Reject registered forecasts of other laws, without a budget, or that are not there."""
         if self.law != "compute" and (self.x != "flops" or self.predict):
             raise UsageError("`x` and `predict` are for `law` compute.")
+        if self.law == "isoflop" and self.irreducible_loss is not None:
+            raise UsageError("`irreducible_loss` is for the laws that have one, not for `law` isoflop.")
         if (self.register or self.score) and self.law != "compute":
             raise UsageError("`register` and `score` are for `law` compute.")
         if self.register and self.budget is None:
@@ -215,6 +235,12 @@ class Fit(ReadsTable, Request[FitResult]):
             c0=self.c0 or published.c0,
         )
 
+    def known_e(self) -> Prior | None:
+        """What is known of E."""
+        from steepen.laws.prior import Prior
+
+        return None if self.irreducible_loss is None else Prior.from_text(str(self.irreducible_loss))
+
     def held_out(self) -> list[str]:
         """The hold-outs as text."""
         return [one if isinstance(one, str) else repr(one) for one in self.hold_out]
@@ -229,7 +255,6 @@ def _fit_compute(request: Fit, table: Table) -> ComputeResult:
     from steepen.laws.ladder import read_ladders
     from steepen.laws.registered_forecasts import read_registered, register_forecasts, score_registered
     from steepen.laws.table_fits import analyse_table, choose_reference
-    from steepen.utils.process_pool import usable_cores
 
     if not table.has("arm"):
         table = replace(table, columns={**table.columns, "arm": ("runs",) * len(table)})
@@ -238,24 +263,20 @@ def _fit_compute(request: Fit, table: Table) -> ComputeResult:
         reference=choose_reference(arms, request.reference), loss=request.objective or "raw-huber",
         method=request.method, reference_law=request.reference_law, interpolate=request.interpolate,
         c0=request.c0, noise=request.noise, level=request.level, adjust=request.adjust, margin=request.margin,
-        lr_regret=request.lr_regret, confidence=request.confidence, draws=request.draws, seed=request.seed,
-        budget=request.budget, extrapolate=request.extrapolate, unit=table.axis.unit,
+        equivalence=request.equivalence, irreducible_loss=request.known_e(),
+        every_pair=request.against == "all", lr_regret=request.lr_regret, confidence=request.confidence,
+        draws=request.draws, seed=request.seed, budget=request.budget, extrapolate=request.extrapolate,
+        unit=table.axis.unit,
     )  # fmt: skip
-    done: list[str] = []
-    with spinner(f"fitting {len(arms)} arms") as update:
-
-        def arm_done(arm: str) -> None:
-            done.append(arm)
-            update(f"judged {len(done)} of {len(arms) - 1} arms (last: {arm})")
-
-        analysis, ladders = analyse_table(table, settings, request.held_out(), arm_done, usable_cores())
+    with spinner(f"fitting {len(arms)} arms"):
+        analysis, ladders = analyse_table(table, settings, request.held_out())
     registered = scored = ()
     if request.score:
         scored = tuple(score_registered(read_registered(request.score), arms))
     if request.register and request.budget:
         written = register_forecasts(request.register, analysis, ladders, request.budget, arms)
         registered = tuple(score_registered(written, {}))
-    found = ComputeResult(analysis, ladders, registered, scored)
+    found = ComputeResult(analysis, ladders, registered, scored, full=request.full)
     return replace(found, predictions=found.predict(request.predict)) if request.predict else found
 
 
@@ -266,7 +287,7 @@ def _fit_chinchilla(request: Fit, table: Table) -> ChinchillaResult:
 
     settings = ChinchillaSettings(
         loss=cast("ChinchillaLoss", request.objective or "huber"), delta=request.delta,
-        tied=request.equal_exponents, confidence=request.confidence,
+        tied=request.equal_exponents, confidence=request.confidence, irreducible_loss=request.known_e(),
     )  # fmt: skip
     with spinner(f"fitting {len(table)} runs"):
         found = fit_chinchilla_table(

@@ -24,7 +24,7 @@ HIGHEST = 1.01e20  # of the paper's ladders
 class Power(Request[PowerResult]):
     """Estimate the power of a planned ladder, and find the cheapest one.
 
-    The plan is simulated, and what `steepen fit` would claim after all its checks is counted. Two targets:
+    The plan is simulated, and what `steepen fit` would answer is counted. Two targets of the search:
     growth, the gain grows with compute; exponent, it is also shown to grow by a larger exponent and not by a
     lower E, which takes far more compute. Defaults are the ladder and the Vanilla law of the paper.
     """
@@ -48,6 +48,11 @@ class Power(Request[PowerResult]):
         Option("Decades from lowest to highest, instead of `highest`.", LADDER),
     ] = None
     noise: Annotated[Noise, Option("Standard deviation of a run's loss.", LADDER)] = 1e-3
+    lack_of_fit: Annotated[
+        float,
+        Range(0, 100),
+        Option("Standard deviation of a rung about its law, whatever its seeds.", LADDER),
+    ] = 0.0
     seeds: Annotated[int, Range(1, 1_000), Option("Seeds (runs) per rung.", LADDER)] = 1
     gamma: Annotated[float, Range(0.001, 10), Option("The reference's exponent γ.", LAWS)] = 0.1113
     irreducible_loss: Annotated[
@@ -59,7 +64,7 @@ class Power(Request[PowerResult]):
     multiplier: Annotated[
         float, Range(1e-3, 1e3), Option("The arm's compute multiplier at the lowest rung.", LAWS)
     ] = 1.1
-    level: Annotated[Level, Option("Family-wise significance level of the F-tests.", TESTS)] = 0.05
+    level: Annotated[Level, Option("Family-wise significance level of each question.", TESTS)] = 0.05
     margin: Annotated[
         float, Range(0, 10), Option("Largest |Δγ|/γ that still counts as a constant gain.", TESTS)
     ] = 0.025
@@ -84,7 +89,8 @@ class Power(Request[PowerResult]):
         top = self.highest or (HIGHEST if self.span is None else self.lowest * 10**self.span)
         plan = LadderPlan(
             delta_gamma=self.delta_gamma, rungs=self.rungs, lowest=self.lowest, highest=top, noise=self.noise,
-            seeds=self.seeds, gamma=self.gamma, irreducible_loss=self.irreducible_loss,
+            lack_of_fit=self.lack_of_fit,
+                        seeds=self.seeds, gamma=self.gamma, irreducible_loss=self.irreducible_loss,
             constant=self.constant, multiplier=self.multiplier, level=self.level, margin=self.margin,
             arms=self.comparisons,
         )  # fmt: skip

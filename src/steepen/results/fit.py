@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 from steepen.errors import UsageError
@@ -15,85 +15,77 @@ from steepen.results.result import Result
 from steepen.results.table import Column, Table, table_of
 from steepen.results.text import Block, Paragraph, table_width
 from steepen.utils.cost_axis import cost_axis
-from steepen.utils.formatting import MISSING, format_flops, percent, pretty_exponents
+from steepen.utils.formatting import MISSING, format_flops, percent
 
 if TYPE_CHECKING:
     from steepen.laws.analysis import LadderAnalysis
     from steepen.laws.fits.compute_law import ArmLaw, ComputeFit
-    from steepen.laws.hypotheses.nested_models import Growth, Hypothesis
     from steepen.laws.ladder import Ladder
     from steepen.laws.registered_forecasts import ScoredForecast
     from steepen.laws.verdict.evidence import Prediction, Verdict
     from steepen.laws.verdict.holdout import HeldOutLoss
     from steepen.laws.verdict.multipliers import Multiplier
 
-STYLES: dict[Growth, str] = {
+STYLES: dict[str, str] = {
+    "better": "bold green",
     "grows": "bold green",
-    "constant": "cyan",
+    "worse": "bold red",
     "shrinks": "bold red",
-    "worse": "red",
+    "no difference": "cyan",
+    "constant": "cyan",
+    "not resolved": "yellow",
     "undecided": "yellow",
 }
-MEANINGS: dict[Growth, str] = {
-    "grows": "the saving in compute rises with compute",
-    "constant": "the same saving at every compute",
-    "shrinks": "the saving falls with compute",
-    "worse": "needs more compute, by a constant factor",
-    "undecided": "neither a growing nor a constant gain is shown",
-}
-SHORT_NAMES: dict[Hypothesis, str] = {"exponent": "exponent", "irreducible": "lower E", "free": "E and γ"}
-
-
-FRAGILE = "?: fragile, not a claim"  # below tables that have the mark
+MAX_ROWS_IN_BRIEF = 10
+MAX_WARNINGS_IN_BRIEF = 2
 
 
 @dataclass(frozen=True)
 class LawRow:
-    """One arm: its law, its difference from the reference, and the verdict."""
+    """One arm: its answers against the reference, and its law."""
 
     arm: str
-    verdict: Annotated[str, Column(shown=False)]
-    marked_verdict: Annotated[str, Column("verdict", stored=False)]  # "?" behind what is not a claim
-    claim: Annotated[bool | None, Column(shown=False)]
-    by_what_claim: Annotated[bool | None, Column(shown=False)]
+    better: str
+    multiplier: float | None
+    multiplier_low: Annotated[float | None, Column("low")]
+    multiplier_high: Annotated[float | None, Column("high")]
+    p_better: Annotated[float | None, Column("p (better)")]
+    growth: Annotated[str | None, Column("does the gain grow?")]
+    by_what: str | None
+    delta_gamma: Annotated[float | None, Column("Δγ")]
+    delta_gamma_low: Annotated[float | None, Column(shown=False)]
+    delta_gamma_high: Annotated[float | None, Column(shown=False)]
+    p_growth: Annotated[float | None, Column("p (growth)")]
     gamma: Annotated[float, Column("γ")]
-    gamma_low: float
-    gamma_high: float
+    gamma_low: Annotated[float, Column(shown=False)]
+    gamma_high: Annotated[float, Column(shown=False)]
     E: float
     log_A: Annotated[float, Column(shown=False)]
     C0: Annotated[float, Column(shown=False)]
     rungs: Annotated[int, Column(shown=False)]
-    delta_gamma: Annotated[float | None, Column("Δγ")] = None
-    delta_gamma_low: Annotated[float | None, Column(shown=False)] = None
-    delta_gamma_high: Annotated[float | None, Column(shown=False)] = None
-    multiplier: float | None = None
-    multiplier_flops: Annotated[float | None, Column(shown=False)] = None
-    p_growth: float | None = None
-    sentence: Annotated[str, Column(shown=False)] = ""
+    left_out: Annotated[int, Column(shown=False)]  # runs of the arm that took part in nothing
+    sentence: Annotated[str, Column(shown=False)]
 
 
-def law_row(law: ArmLaw, rungs: int, verdict: Verdict | None) -> LawRow:
+def law_row(law: ArmLaw, rungs: int, left_out: int, verdict: Verdict | None) -> LawRow:
     """The row of an arm; of the reference, which has no verdict, without a comparison."""
+    v = verdict
     low, high = law.gamma.unconditional
-    row = LawRow(
-        arm=law.arm, verdict="reference", marked_verdict="reference", claim=None, by_what_claim=None,
+    return LawRow(
+        arm=law.arm, better=v.better if v else "reference", multiplier=v.gain.value if v else None,
+        multiplier_low=v.gain.interval[0] if v else None, multiplier_high=v.gain.interval[1] if v else None,
+        p_better=v.gain.p_value if v else None, growth=v.growth if v else None,
+        by_what=v.by_what if v else None, delta_gamma=v.delta_gamma if v else None,
+        delta_gamma_low=v.delta_gamma_interval[0] if v else None,
+        delta_gamma_high=v.delta_gamma_interval[1] if v else None, p_growth=v.slope.p_value if v else None,
         gamma=law.gamma.value, gamma_low=low, gamma_high=high, E=law.e.value, log_A=law.log_a.value,
-        C0=law.c0, rungs=rungs,
-    )  # fmt: skip
-    if verdict is None:
-        return row
-    low, high = verdict.delta_gamma_interval
-    return replace(
-        row, verdict=verdict.word, marked_verdict=verdict.marked_word, claim=verdict.claim,
-        by_what_claim=verdict.by_what_claim, delta_gamma=verdict.delta_gamma, delta_gamma_low=low,
-        delta_gamma_high=high, multiplier=verdict.multiplier, multiplier_flops=verdict.multiplier_flops,
-        p_growth=verdict.p_slope, sentence=verdict.sentence,
+        C0=law.c0, rungs=rungs, left_out=left_out, sentence=v.sentence if v else "",
     )  # fmt: skip
 
 
 def verdict_words(verdicts: Mapping[str, Verdict], most: int = 4) -> str:
-    """The words of some verdicts in one line, each with its arm; "?" marks what is fragile."""
-    words = [f"{arm} {verdict.marked_word}" for arm, verdict in verdicts.items()]
+    """The words of some verdicts in one line, each with its arm."""
+    words = [f"{arm} {verdict.word}" for arm, verdict in verdicts.items()]
     return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
@@ -102,7 +94,7 @@ class ComputeResult(Result):
     """Compute laws of the arms of a table, with a verdict on each against the reference.
 
     `analysis` has everything that was measured, `ladders` the rungs that were fitted; `registered` are the
-    forecasts that were written down, `scored` those that were compared with runs.
+    forecasts that were written down, `scored` those that were compared with runs. `full` prints everything.
     """
 
     schema = "steepen.fit.compute/1"
@@ -112,6 +104,7 @@ class ComputeResult(Result):
     registered: tuple[ScoredForecast, ...] = ()
     scored: tuple[ScoredForecast, ...] = ()
     predictions: Predictions | None = None
+    full: bool = False
 
     def predict(self, flops: float | Iterable[float]) -> Predictions:
         """The loss of every arm at one or more computes, with intervals for one run."""
@@ -135,8 +128,9 @@ class ComputeResult(Result):
     @property
     def rows(self) -> list[LawRow]:
         """One row per arm."""
+        gone = [one.arm for one in self.analysis.left_out]
         return [
-            law_row(law, len(self.ladders[arm].flops), self.verdicts.get(arm))
+            law_row(law, len(self.ladders[arm].flops), gone.count(arm), self.verdicts.get(arm))
             for arm, law in self.analysis.primary_fit.arms.items()
         ]
 
@@ -148,22 +142,20 @@ class ComputeResult(Result):
             return f"compute law of {reference}: γ = {gamma:.4f}"
         return f"fit against {reference}: {verdict_words(self.verdicts)}"
 
-    def headings(self) -> dict[str, str]:
-        """With the level of γ's interval, and the compute of the multiplier where it is one for all arms."""
-        level = f"γ {100 * self.analysis.primary_fit.settings.confidence:g}%"
-        found = {"gamma_low": f"{level} low", "gamma_high": f"{level} high"}
-        at = {format_flops(verdict.multiplier_flops, 2) for verdict in self.verdicts.values()}
-        if len(at) == 1:
-            found["multiplier"] = f"multiplier at {pretty_exponents(at.pop())}"
-        return found
-
     def left_out(self) -> tuple[str, ...]:
         """Comparisons with a reference, where there is one arm."""
-        return () if self.verdicts else ("delta_gamma", "multiplier", "p_growth")
+        if self.verdicts:
+            return ()
+        names = [one.name for one in fields(LawRow)]
+        return tuple(names[names.index("better") : names.index("gamma")])
 
     def legend(self) -> Sequence[str]:
-        """What "?" means, where an answer has it."""
-        return [FRAGILE] if _any_fragile(self.verdicts.values()) else []
+        """The runs that took part in nothing."""
+        return [
+            f"left out: {one.arm} at {format_flops(one.flops, 2)}, {one.deviation:+.4f} off the law of the"
+            " others"
+            for one in self.analysis.left_out
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as nested dicts and numbers, as `steepen fit --json` prints it."""
@@ -182,136 +174,168 @@ class ComputeResult(Result):
         return compute_panels(self.analysis, self.ladders)
 
     def blocks(self, width: int) -> Iterable[Block]:
-        """Verdicts first, as a table where there are several; then laws, hold-outs and warnings."""
-        verdicts = list(self.verdicts.values())
-        if len(verdicts) > 1:  # the answers at a glance; the sentence of a single arm is one itself
-            yield verdict_table(self.analysis, width)
-            yield Paragraph()
-        for verdict in verdicts:
-            yield Paragraph(f" {verdict.sentence}", "■", STYLES[verdict.growth])
-            for line in verdict.what_would_change:
-                yield Paragraph(f"· {line}", indent=2)
-            yield Paragraph()
+        """The answers; with `full` also the sentences, laws, multipliers and all warnings."""
+        verdicts = [*self.verdicts.values(), *self.analysis.pairs]
+        apart = [v for v in verdicts if v.flops_range is None]
+        for verdict in apart[:MAX_NAMED]:
+            yield Paragraph(f" {verdict.sentence}", "■", "yellow")
         if verdicts:
-            if len(verdicts) == 1:
-                yield verdict_table(self.analysis, width)
-                yield Paragraph()
-            yield prediction_table(verdicts)
-            yield multiplier_table(self.analysis.multipliers)
-        for fit in self.analysis.fits.values():
-            yield law_table(fit)
+            yield answer_table(self.analysis, verdicts if self.full else verdicts[:MAX_ROWS_IN_BRIEF], width)
+        if self.full:
+            yield from self._details(verdicts)
+        elif len(verdicts) == 1 and not apart:
+            yield Paragraph(f" {verdicts[0].sentence}", "■", STYLES[verdicts[0].better])
+        elif not verdicts:
+            yield law_table(self.analysis.primary_fit)
         if self.predictions is not None:
             yield self.predictions.table()
         for held in self.analysis.hold_out:
-            yield from _held_out(held)
-        for warning in self.analysis.warnings:
-            yield Paragraph()
+            yield _held_out(held, self.analysis.request.unit)
+        warnings = self.analysis.warnings
+        for warning in warnings if self.full else warnings[:MAX_WARNINGS_IN_BRIEF]:
             yield Paragraph(f" {warning}", "warning:", "yellow")
         for one in (*self.registered, *self.scored):
             style = "green" if one.inside else "dim" if one.inside is None else "bold red"
             yield Paragraph(f" {one.sentence()}", "■", style)
+        if not self.full:
+            yield Paragraph(self._what_else(len(verdicts), len(warnings)))
+
+    def _what_else(self, verdicts: int, warnings: int) -> str:
+        more = [
+            f"{count - shown} more {what}"
+            for what, count, shown in (
+                ("comparisons", verdicts, MAX_ROWS_IN_BRIEF),
+                ("warnings", warnings, MAX_WARNINGS_IN_BRIEF),
+            )
+            if count > shown
+        ]
+        what = "sentences, what would change them, laws and multipliers"
+        return f"--full (in Python full=True): {', '.join([*more, what])}."
+
+    def _details(self, verdicts: Sequence[Verdict]) -> Iterable[Block]:
+        for verdict in verdicts:
+            yield Paragraph()
+            yield Paragraph(f" {verdict.sentence}", "■", STYLES[verdict.better])
+            for line in verdict.what_would_change:
+                yield Paragraph(f"· {line}", indent=2)
+        yield Paragraph()
+        yield Paragraph(noise_sentence(self.analysis))
+        if self.verdicts:
+            yield prediction_table(list(self.verdicts.values()))
+            yield multiplier_table(self.analysis.multipliers)
+        for fit in self.analysis.fits.values():
+            yield law_table(fit)
+        if self.analysis.e_sweep:
+            yield e_table(self.analysis)
 
 
-def verdict_table(analysis: LadderAnalysis, width: int) -> Table:
-    """The answers, a row for each arm; without the tests of hypotheses where long names need their place."""
-    verdicts = list(analysis.verdicts.values())
-    noun = cost_axis(analysis.request.unit).noun
-    title = f"Does the gain over {analysis.request.reference} grow with {noun}, and by what?"
-    levels = [verdict.level for verdict in verdicts]
-    if analysis.request.adjust and len(levels) > 1:
-        each = " to ".join(dict.fromkeys(f"{level:.2g}" for level in (min(levels), max(levels))))
-        title += (
-            f"\nFamily-wise error rate {percent(analysis.request.level)} (Holm; level of each arm: {each})"
-        )
-    styles = {growth + mark: style for growth, style in STYLES.items() for mark in ("", "?")}
+MAX_NAMED = 3
+
+
+def answer_table(analysis: LadderAnalysis, verdicts: Sequence[Verdict], width: int) -> Table:
+    """The three answers, a row for each arm."""
+    every = bool(analysis.pairs)
+    title = "Is it better, by how much, and does the gain grow?"
+    if not every:
+        title = f"Against {analysis.request.reference}: better, by how much, and does the gain grow?"
+    styles = STYLES | {_gain_grows(verdict): STYLES[verdict.growth] for verdict in verdicts}
     columns = [
-        Column("arm", value=lambda v: v.arm),
-        Column("gain", value=lambda v: v.growth + "?" * bool(v.fragile), styles=styles),
-        Column("by what", value=_by_what),
+        Column("arm", value=lambda v: f"{v.arm} / {v.reference}" if every else v.arm),
+        Column("in range", value=lambda v: v.better, styles=STYLES),
+        Column("multiplier", value=_gain, align="right"),
+        Column("p", ".1g", value=lambda v: v.gain.p_value),
+        Column("gain", value=_gain_grows, styles=styles),
         Column("×/decade", value=_growth_per_decade, align="right"),
-        Column("p", value=_p_growth, align="right"),
+        Column("p", ".1g", value=lambda v: v.slope.p_value),
     ]
-    tests = [
-        Column("exp only", ".1g", value=lambda v: v.p_exponent_hypothesis),
-        Column("E only", ".1g", value=lambda v: v.p_irreducible_hypothesis),
+    level = analysis.request.level
+    noun = cost_axis(analysis.request.unit).noun
+    many = analysis.request.adjust and len(analysis.verdicts) + len(analysis.pairs) > 1
+    lines = [
+        f"multiplier: times less {noun}, mean over the common range ({percent(1 - level)})",
+        "p: of no difference, and of no growth",
+        *(["words hold for all arms together (Holm); p is each arm's own"] if many else []),
+        *(
+            ["either: a larger exponent or a lower irreducible loss"]
+            if any(verdict.by_what == "either" for verdict in verdicts)
+            else []
+        ),
     ]
-    for chosen in ([*columns, *tests], columns):
-        legend = _verdict_legend(verdicts, len(chosen) > len(columns))
-        caption = "\n".join(legend).replace("compute", noun)
-        table = table_of(verdicts, chosen, title, caption)
-        if table_width(table) <= width:
-            return table
-    return table_of(verdicts, columns, title, caption)
+    caption = "\n".join(lines)
+    table = table_of(verdicts, columns, title, caption)
+    if table_width(table) <= width:
+        return table
+    return table_of(verdicts, [c for c in columns if c.header != "×/decade"], title, caption)
 
 
-def _by_what(verdict: Verdict) -> str:
-    return (verdict.by_what or MISSING).split(":")[0] + "?" * bool(verdict.by_what_fragile)
+def _gain_grows(verdict: Verdict) -> str:
+    return verdict.growth + (f": {verdict.by_what}" if verdict.by_what else "")
+
+
+def _gain(verdict: Verdict) -> str:
+    if verdict.flops_range is None:
+        return MISSING
+    low, high = verdict.gain.interval
+    return f"{verdict.gain.value:.2f} ({_short(low)}–{_short(high)})"
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}" if value < 100 else f"{value:.0e}"
 
 
 def _growth_per_decade(verdict: Verdict) -> str:
     low, high = verdict.growth_per_decade_interval
     value = verdict.growth_per_decade
-    return MISSING if math.isnan(value) else f"{value:.3f} ({low:.2f}–{high:.2f})"
+    return MISSING if math.isnan(value) else f"{value:.2f} ({_short(low)}–{_short(high)})"
 
 
-def _is_demoted(verdict: Verdict) -> bool:
-    """Whether the test of no growth that decided was the one with the noise of the residuals."""
-    return verdict.demoted is not None and verdict.demoted.growth in ("grows", "shrinks")
-
-
-def _p_growth(verdict: Verdict) -> str:
-    """p-value of the test of no growth that decided; starred with the noise of the residuals."""
-    return f"{verdict.p_demoted:.1g}*" if _is_demoted(verdict) else f"{verdict.p_slope:.1g}"
-
-
-def _any_fragile(verdicts: Iterable[Verdict]) -> bool:
-    return any(verdict.fragile or verdict.by_what_fragile for verdict in verdicts)
-
-
-def _verdict_legend(verdicts: Sequence[Verdict], tests: bool) -> Iterable[str]:
-    """What the words and columns of the verdict table mean; words that do not occur are left out."""
-    found = {verdict.growth for verdict in verdicts}
-    yield from (f"{word}: {meaning}" for word, meaning in MEANINGS.items() if word in found)
-    if any((verdict.by_what or "").startswith("either") for verdict in verdicts):
-        yield "either: a larger exponent or a lower irreducible loss, not separable here"
-    if _any_fragile(verdicts):
-        yield FRAGILE
-    yield "×/decade: growth of the multiplier; p: test of no growth"
-    if any(map(_is_demoted, verdicts)):
-        yield "*: with the correlated or unequal noise that the residuals show"
-    if tests:
-        yield "exp only, E only: p of a fit with only that free; small: rejected"
-
-
-def prediction_table(verdicts: Sequence[Verdict]) -> Table:
-    """Extrapolated multipliers: a row for each hypothesis that an arm's data do not reject."""
-    rows = [(verdict, name, i == 0) for verdict in verdicts for i, name in enumerate(verdict.tenable)]
-    places = verdicts[0].hypotheses["exponent"].predictions
-    # A budget of about 10 or 1000 times the top rung has no column of its own.
-    at = {f"at {format_flops(place.flops, 2)}": i for i, place in enumerate(places)}
-
-    def column(heading: str, place: int) -> Column:
-        return Column(
-            heading, _times, value=lambda row: row[0].hypotheses[row[1]].predictions[place], align="right"
+def noise_sentence(analysis: LadderAnalysis) -> str:
+    """What the noise is: of seeds, and of rungs about their laws."""
+    if not analysis.seed_noise:
+        return (
+            f"Noise: residual SD {analysis.lack_of_fit:.2g}, from the scatter about the laws (no replicates)."
         )
-
-    return table_of(
-        rows,
-        [
-            Column("arm", value=lambda row: row[0].arm if row[2] else ""),
-            Column("by what", value=lambda row: SHORT_NAMES[row[1]]),
-            *(column(heading, place) for heading, place in at.items()),
-        ],
-        "extrapolated multipliers of every hypothesis that is not rejected",
+    (low, first), (high, last) = analysis.seed_noise[0], analysis.seed_noise[-1]
+    return (
+        f"Noise: SD of a seed {first:.2g} at {format_flops(low, 2)} to {last:.2g} at"
+        f" {format_flops(high, 2)}, from"
+        f" replicates of all arms; lack of fit {analysis.lack_of_fit:.2g}, which more seeds do not reduce."
     )
 
 
+def prediction_table(verdicts: Sequence[Verdict]) -> Table:
+    """Extrapolated multipliers by a larger exponent and by a lower irreducible loss."""
+    places = verdicts[0].predictions
+    columns = [Column("arm", value=lambda v: v.arm)]
+    for i, place in enumerate(places):
+        at = format_flops(place.flops, 2)
+        columns.append(Column(f"γ, at {at}", _times, value=lambda v, i=i: v.predictions[i], align="right"))
+        columns.append(
+            Column(f"E, at {at}", _irreducible, value=lambda v, i=i: v.predictions[i], align="right")
+        )
+    title = "extrapolated multipliers, if the exponent (γ) or the irreducible loss (E) differs; – rejected"
+    return table_of(verdicts, columns, title)
+
+
 def _times(prediction: Prediction) -> str:
-    if math.isnan(prediction.multiplier):
+    if prediction.exponent is None or prediction.exponent_interval is None:
         return MISSING
-    low, high = prediction.multiplier_interval
-    value = f"{prediction.multiplier:.2f}×"
+    low, high = prediction.exponent_interval
+    value = f"{prediction.exponent:.2f}×"
     return f"{value} ({low:.2f}–{high:.2f})" if high < 1e3 else value
+
+
+def _irreducible(prediction: Prediction) -> str:
+    return MISSING if prediction.irreducible is None else f"{prediction.irreducible:.2f}×"
+
+
+def e_table(analysis: LadderAnalysis) -> Table:
+    """The answers at several values of E."""
+    arms = list(analysis.verdicts)
+    columns = [Column("arm", value=lambda arm: arm)]
+    for one in analysis.e_sweep:
+        columns.append(Column(f"E = {one.e:.3f}", value=lambda arm, one=one: one.answers.get(arm, MISSING)))
+    return table_of(arms, columns, "what hangs on E: answers if it were known (its estimate ± 1, 2 errors)")
 
 
 def multiplier_table(multipliers: Mapping[str, Sequence[Multiplier]]) -> Table:
@@ -364,17 +388,12 @@ def _span(interval: tuple[float, float]) -> str:
     return f"{interval[0]:.4f}–{interval[1]:.4f}"
 
 
-def _held_out(held: HeldOutLoss) -> Iterable[Block]:
+def _held_out(held: HeldOutLoss, unit: str) -> Block:
     low, high = held.interval
-    own = ", by its own E, A and γ" if held.own_law else ""
-    yield Paragraph()
-    yield Paragraph(
-        f"held out {held.arm} at {format_flops(held.flops)} FLOPs ({held.decades_beyond:.2f} decades beyond"
+    return Paragraph(
+        f"held out {held.arm} at {format_flops(held.flops)} {unit} ({held.decades_beyond:.2f} decades beyond"
         f" its ladder): observed {held.observed:.4f}, forecast {held.forecast:.4f} ({low:.4f} to"
-        f" {high:.4f}{own}); error {held.error:+.4f} = {held.error_in_sigma:+.1f}σ of a run ="
+        f" {high:.4f}); error {held.error:+.4f} = {held.error_in_sigma:+.1f}σ of a run ="
         f" {held.error_in_standard_errors:+.1f} standard errors of the forecast; the law needs"
-        f" {held.compute_factor:.2f}× that compute for the observed loss"
+        f" {held.compute_factor:.2f}× that {cost_axis(unit).noun} for the observed loss"
     )
-    if held.forecast_by_hypothesis:
-        each = ", ".join(f"{name} {value:.4f}" for name, value in held.forecast_by_hypothesis.items())
-        yield Paragraph(f"  · forecast by hypothesis: {each}")

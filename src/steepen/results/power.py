@@ -10,7 +10,7 @@ from steepen.results.panel import Axis, Panel, Series
 from steepen.results.result import Result
 from steepen.results.table import Column, Table, columns_of, table_of
 from steepen.results.text import Block, Paragraph
-from steepen.utils.formatting import MISSING, format_flops, percent
+from steepen.utils.formatting import format_flops, percent
 
 if TYPE_CHECKING:
     from steepen.laws.power import CheapestLadder, LadderPlan, Power, Target
@@ -28,17 +28,17 @@ class LadderRow:
     lowest: float
     highest: float
     cost_flops: float
+    power_better: float | None
     power_growth: float | None
     power_exponent: float | None
 
 
 @dataclass(frozen=True)
 class OutcomeRow:
-    """How often one answer is claimed, and how often it is fragile and therefore no claim."""
+    """How often one answer is given."""
 
     outcome: str
-    claimed: Annotated[float, Column(format=".3f", align="right")]
-    fragile: Annotated[str, Column("fragile, not a claim", align="right")]
+    fraction: Annotated[float, Column(format=".3f", align="right")]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -55,7 +55,8 @@ class PowerResult(Result):
         return [
             LadderRow(
                 name, plan.rungs, plan.seeds, plan.lowest, plan.highest, plan.cost,
-                power.growth if power else None, power.verdict if power else None,
+                power.better if power else None, power.growth if power else None,
+                power.exponent if power else None,
             )
             for name, plan, power in [("plan", self.power.plan, self.power), *found]
             if plan is not None
@@ -65,8 +66,8 @@ class PowerResult(Result):
         """The power of the two questions in one line."""
         plan = self.power.plan
         return (
-            f"power at Δγ = {plan.delta_gamma:g}, {plan.rungs} rungs: growth {self.power.growth:.0%}, "
-            f"exponent {self.power.verdict:.0%}"
+            f"power at Δγ = {plan.delta_gamma:g}, {plan.rungs} rungs: {self.power.expected_better} "
+            f"{self.power.better:.0%}, growth {self.power.growth:.0%}, exponent {self.power.exponent:.0%}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,17 +76,19 @@ class PowerResult(Result):
 
     def panels(self) -> list[Panel]:
         """How often the plan gives each answer."""
-        shares = {word: share for word, share in self.power.verdict_fractions.items() if share > 0}
+        answers = {**self.power.better_fractions, **self.power.growth_fractions}
+        shares = {word: share for word, share in answers.items() if share > 0}
         bars = Series("plan", "bars", tuple(shares.values()), tuple(map(float, range(len(shares)))))
         x = Axis("fraction of simulated ladders", limits=(0.0, 1.0))
-        return [Panel("Claims of the planned ladder", x, Axis("", names=tuple(shares)), (bars,))]
+        return [Panel("Answers of the planned ladder", x, Axis("", names=tuple(shares)), (bars,))]
 
     def blocks(self, width: int) -> Iterable[Block]:
         """The plan, its outcomes, what could imitate the effect, and the cheapest ladders."""
         plan = self.power.plan
         yield Paragraph(
             f"{_size(plan)} × 2 arms, {format_flops(plan.lowest)} to {format_flops(plan.highest)} FLOPs"
-            f" ({plan.decades:.2f} decades), noise {plan.noise:g}, Δγ = {plan.delta_gamma:+g}:"
+            f" ({plan.decades:.2f} decades), noise {plan.noise:g}, lack of fit {plan.lack_of_fit:g},"
+            f" Δγ = {plan.delta_gamma:+g}:"
             f" {format_flops(plan.cost)} FLOPs in total"
         )
         yield outcome_table(self.power)
@@ -101,23 +104,21 @@ class PowerResult(Result):
 
 
 def outcome_table(power: Power) -> Table:
-    """Every answer with the fraction of simulated pairs that claim it, and by what a growing gain grows."""
-    rows: list[OutcomeRow] = []
-    for growth, fraction in power.growth_fractions.items():
-        right = " (correct)" if growth == power.expected_growth else ""
-        fragile = power.fragile_growth_fractions.get(growth)
-        unmarked = fraction - (sum(power.fragile_growth_fractions.values()) if fragile is None else 0.0)
-        rows.append(
-            OutcomeRow(f"{growth}{right}", unmarked, MISSING if fragile is None else f"{fragile:.3f}")
-        )
-        if growth == "grows":
-            for word, part in power.verdict_fractions.items():
-                answer, _, by_what = word.partition(": ")
-                if answer == growth:
-                    right = " (correct)" if word == power.expected_verdict else ""
-                    rows.append(OutcomeRow(f"  by {by_what}{right}", part, ""))
-    title = f"{power.draws} simulated pairs, judged at level {power.plan.rule.level:.2g}"
+    """Every answer with the fraction of simulated tables that give it, and by what a growing gain grows."""
+    rows = [OutcomeRow(_right(word, power.expected_better), f) for word, f in power.better_fractions.items()]
+    for word, fraction in power.growth_fractions.items():
+        rows.append(OutcomeRow(_right(word, power.expected_growth), fraction))
+        if word == "grows":
+            rows += [
+                OutcomeRow(f"  by {_right(cause, 'exponent' if power.expected_growth == word else '')}", part)
+                for cause, part in power.by_what_fractions.items()
+            ]
+    title = f"{power.draws} simulated tables, judged at level {power.plan.rule.level:.2g}"
     return table_of(rows, list(columns_of(OutcomeRow).values()), title)
+
+
+def _right(word: str, expected: str) -> str:
+    return f"{word} (correct)" if word == expected else word
 
 
 def _found(cheapest: CheapestLadder) -> str:
@@ -125,7 +126,7 @@ def _found(cheapest: CheapestLadder) -> str:
     if cheapest.plan is None or cheapest.power is None:
         return f"No ladder up to 16 rungs, 5 seeds and 8 decades reaches {goal} power to show the {target}."
     plan = cheapest.plan
-    reached = cheapest.power.verdict if cheapest.target == "exponent" else cheapest.power.growth
+    reached = cheapest.power.exponent if cheapest.target == "exponent" else cheapest.power.growth
     return (
         f"Cheapest ladder with {goal} power to show the {target}: {_size(plan)}"
         f" up to {format_flops(plan.highest)} FLOPs ({plan.decades:.2f} decades):"

@@ -56,20 +56,18 @@ def predict(
 ) -> Predictions:
     """The loss of every arm at one or more computes, by the law that figures draw.
 
-    The interval covers the law's error and the noise of a run. Where the data reject one E for all arms, an
-    arm is predicted by its own E, A and γ.
+    The interval covers the law's error and the noise of a run.
     """
-    from steepen.laws.verdict.holdout import forecast_loss, own_law
+    from steepen.laws.verdict.holdout import forecast_loss
 
-    fit, found = analysis.primary_fit, list[PredictedLoss]()
+    fit, judge, found = analysis.primary_fit, analysis.judge, list[PredictedLoss]()
     at = [float(flops)] if isinstance(flops, int | float) else [float(one) for one in flops]
     if not at or not all(math.isfinite(one) and one > 0 for one in at):
         raise UsageError(f"cannot predict at {flops!r}; give {analysis.request.unit} greater than zero.")
     for arm in fit.arms:
-        used = own_law(fit, ladders[arm]) if analysis.one_e_rejected else fit
         for one in at:
-            loss, error = forecast_loss(used, arm, one)
-            reach, beyond = used.quantile * error, math.log10(one / float(ladders[arm].flops[-1]))
+            loss, error = forecast_loss(fit, judge, arm, one, judge.run_variance(one))
+            reach, beyond = fit.quantile * error, math.log10(one / float(ladders[arm].flops[-1]))
             found.append(
                 PredictedLoss(arm, one, loss, loss - reach, loss + reach, beyond, fit.settings.confidence)
             )

@@ -23,7 +23,6 @@ from steepen.results.text import Block, Lines, Paragraph
 from steepen.studies.answer import Answer
 from steepen.studies.driver.journal import Journal, find_study_folder
 from steepen.studies.driver.study_status import StudyStatus, study_status
-from steepen.studies.verdict_row import legend
 
 if TYPE_CHECKING:
     from steepen.api.runs import Runs
@@ -109,11 +108,6 @@ class Study(Result):
         words = verdict_words(self.verdicts)
         return f"study {self.name}: {self.journal.live_status}" + (f"; {words}" if words else "")
 
-    def legend(self) -> Sequence[str]:
-        """What "?" means, where a verdict has it."""
-        answer = self.answer
-        return [] if answer is None else legend(one.row for one in answer.verdicts)
-
     def to_dict(self) -> dict[str, Any] | None:
         """The answer, as study.json has it; None until the study has finished."""
         return self.journal.entry.answer
@@ -165,10 +159,9 @@ def answer_blocks(answer: Answer, width: int) -> Iterable[Block]:
     for judged in answer.primary_verdicts:
         row, verdict = judged.row, judged.verdict
         title, part = _title(judged.arm, judged.variant), f" ({judged.part})" if judged.part else ""
-        yield Paragraph(f" {row.answer}{part}", f"■ {title}", STYLES[row.growth])
+        yield Paragraph(f" {row.verdict}{part}", f"■ {title}", STYLES[row.better])
         yield Paragraph(verdict.sentence, indent=2)
         yield from (Paragraph(f"· {line}", indent=2) for line in verdict.what_would_change)
-    yield from map(Paragraph, legend(judged.row for judged in answer.primary_verdicts))
     yield from (Paragraph(f"• {finding}") for finding in answer.findings)
     left_out: list[str] = []
     for table in (table for table in answer.tables if not table.per_run):

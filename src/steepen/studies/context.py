@@ -53,7 +53,7 @@ class StudyContext:
     choice: RecipeChoice = field(default_factory=RecipeChoice)  # a named set for all other arms, and TPP
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)  # of every run
     law_method: MethodChoice = "both"  # of the fits of ladders; the first of both is the joint one
-    bootstrap_draws: int | None = None  # of verdicts and multipliers; None: BOOTSTRAP_DRAWS
+    draws: int | None = None  # of the intervals of interpolated multipliers; None: DRAWS
 
     def __post_init__(self) -> None:
         require_positive(self, ("epochs",))

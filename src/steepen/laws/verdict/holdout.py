@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
@@ -12,14 +12,10 @@ from scipy import stats
 from steepen.errors import UsageError
 from steepen.laws.distributions import Interval
 from steepen.laws.fits.compute_law import ComputeFit
-from steepen.laws.fits.joint_method import fit_joint
-from steepen.laws.fits.solver import Array
 from steepen.laws.ladder import MERGE_TOLERANCE, Ladder, join_ladders, read_ladders
 from steepen.laws.table import Table
 from steepen.laws.table_selection import HoldOut, held_out, parse_hold_outs
-from steepen.laws.verdict.evidence import Verdict
-
-MIN_RUNGS_OF_OWN_LAW = 5  # two more than its parameters
+from steepen.laws.verdict.judge import TableJudge
 
 
 @dataclass(frozen=True)
@@ -29,7 +25,6 @@ class HeldOutLoss:
     `error_in_sigma` is the error in standard deviations of one such run, `error_in_standard_errors` in
     standard errors of the forecast (law and run together), to which `p_value` belongs. `compute_factor` is
     the compute the law needs for the observed loss over the compute spent (above 1: better than forecast).
-    `own_law`: the forecast is by the arm's own E, A and γ, because the data reject one E for all arms.
     """
 
     arm: str
@@ -43,8 +38,6 @@ class HeldOutLoss:
     p_value: float
     compute_factor: float
     decades_beyond: float
-    forecast_by_hypothesis: dict[str, float]
-    own_law: bool = False
 
 
 def hold_out_rungs(table: Table, hold_out: Sequence[str]) -> tuple[dict[str, Ladder], dict[str, Ladder]]:
@@ -80,44 +73,23 @@ def exclude_rungs(ladder: Ladder, other: Ladder | None) -> Ladder:
     return ladder.keep(nearest_rung > math.log1p(MERGE_TOLERANCE))
 
 
-def own_law(shared: ComputeFit, ladder: Ladder) -> ComputeFit:
-    """The arm's own E, A and γ, for forecasts where the data reject one E for all arms.
-
-    The shared fit itself where the ladder is too short to say how large its noise is.
-    """
-    if len(ladder.flops) < MIN_RUNGS_OF_OWN_LAW:
-        return shared
-    return fit_joint({ladder.arm: ladder}, replace(shared.settings, reference=ladder.arm, c0=shared.c0))
-
-
-def score_hold_outs(
-    shared: ComputeFit,
-    held: dict[str, Ladder],
-    verdicts: dict[str, Verdict] | None = None,
-    ladders: dict[str, Ladder] | None = None,
-    weights: dict[str, Array] | None = None,
-) -> tuple[HeldOutLoss, ...]:
-    """Compare every held-out rung with its arm's law and, given verdicts, with both hypotheses.
-
-    With the fitted `ladders` the law is the arm's own (`own_law`), else that of the `shared` fit. `weights`
-    are the precisions of the held-out rungs (`held_out_weights`), by default those of their ladders.
-    """
+def score_hold_outs(fit: ComputeFit, held: dict[str, Ladder], judge: TableJudge) -> tuple[HeldOutLoss, ...]:
+    """Compare every held-out rung with its arm's law; the noise of its runs is the model's."""
     found: list[HeldOutLoss] = []
+    df = fit.degrees_of_freedom if math.isfinite(fit.degrees_of_freedom) else 1e9
     for arm, ladder in held.items():
-        if arm not in shared.arms:
+        if arm not in fit.arms:
             raise UsageError(
                 f"{ladder.row_labels[0]}: arm '{arm}' is held out but not fitted; give it rungs in the table."
             )
-        fit = own_law(shared, ladders[arm]) if ladders else shared
-        df = fit.degrees_of_freedom if math.isfinite(fit.degrees_of_freedom) else 1e9
         law = fit.arms[arm]
-        precisions = weights[arm] if weights else ladder.weights
-        runs_own_noise = fit.sigma * np.sqrt(ladder.seeds / ladder.weights)
-        for flops, observed, weight, sigma in zip(
-            ladder.flops, ladder.loss, precisions, runs_own_noise, strict=True
+        for flops, observed, seeds, known in zip(
+            ladder.flops, ladder.loss, ladder.seeds, ladder.known, strict=True
         ):
-            x = math.log(flops / fit.c0)
-            forecast, standard_error = forecast_loss(fit, arm, float(flops), float(weight))
+            variance, one_run = (judge.run_variance(float(flops), count) for count in (float(seeds), 1.0))
+            if known > 0:  # the table states the noise of the run
+                variance, one_run = judge.tau**2 + float(known), judge.tau**2 + float(known * seeds)
+            forecast, standard_error = forecast_loss(fit, judge, arm, float(flops), variance)
             half_width = fit.quantile * standard_error
             error = float(observed) - forecast
             t = error / max(standard_error, 1e-300)
@@ -129,33 +101,28 @@ def score_hold_outs(
                     forecast=forecast,
                     interval=(forecast - half_width, forecast + half_width),
                     error=error,
-                    error_in_sigma=error / max(float(sigma), 1e-300),
+                    error_in_sigma=error / max(math.sqrt(one_run), 1e-300),
                     error_in_standard_errors=t,
                     p_value=float(2 * stats.t.sf(abs(t), max(df, 1e-9))),
                     compute_factor=float(law.compute_for(float(observed))) / float(flops),
                     decades_beyond=math.log10(flops / law.flops_range[1]),
-                    forecast_by_hypothesis=_by_hypothesis((verdicts or {}).get(arm), x),
-                    own_law=fit is not shared,
                 )
             )
     return tuple(found)
 
 
-def forecast_loss(fit: ComputeFit, arm: str, flops: float, weight: float = 1.0) -> tuple[float, float]:
-    """The law's loss at `flops` and the standard error of a run there (of the mean of `weight` runs)."""
+def forecast_loss(
+    fit: ComputeFit, judge: TableJudge, arm: str, flops: float, run_variance: float
+) -> tuple[float, float]:
+    """The law's loss at `flops`, and the standard error of runs there whose mean has a variance."""
+    law = fit.arms[arm]
+    forecast = float(law.predict(flops))
+    reducible = forecast - law.e.value
+    x = math.log(flops / fit.c0)
+    if fit.settings.method == "joint":
+        return forecast, math.sqrt(judge.law_variance(arm, x, reducible) + run_variance)
     names = list(fit.arms)
     a, g = 1 + names.index(arm), 1 + len(names) + names.index(arm)
-    forecast = float(fit.arms[arm].predict(flops))
-    reducible = forecast - fit.theta[0]
     gradient = np.zeros(len(fit.theta))
-    gradient[0], gradient[a], gradient[g] = 1.0, reducible, -math.log(flops / fit.c0) * reducible
-    law_variance = max(float(gradient @ fit.covariance @ gradient), 0.0)
-    return forecast, math.sqrt(law_variance + fit.sigma**2 / weight)
-
-
-def _by_hypothesis(verdict: Verdict | None, x: float) -> dict[str, float]:
-    """Forecast of the arm's loss at log(C/C0) = x by each tenable hypothesis; empty without a verdict."""
-    if verdict is None:
-        return {}
-    fits = {name: verdict.hypotheses[name] for name in verdict.tenable}
-    return {name: float(f.e[1] + np.exp(f.log_a[1] - f.gamma[1] * x)) for name, f in fits.items()}
+    gradient[0], gradient[a], gradient[g] = 1.0, reducible, -x * reducible
+    return forecast, math.sqrt(max(float(gradient @ fit.covariance @ gradient), 0.0) + run_variance)

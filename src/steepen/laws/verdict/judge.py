@@ -1,220 +1,547 @@
-"""Judge one arm against the reference: gather the evidence of a comparison and put it into words."""
+"""Judge a table of ladders: one model of all of them, and a verdict on each arm."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import cast
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
+from scipy import special
 
-from steepen.laws.fits.compute_law import FitSettings
-from steepen.laws.hypotheses.bootstrap import bootstrap, leave_one_out
-from steepen.laws.hypotheses.nested_models import (
-    HYPOTHESES,
-    Answers,
-    ByWhat,
+from steepen.laws.distributions import Interval
+from steepen.laws.fits.compute_law import (
+    ArmLaw,
+    ComputeFit,
+    Estimate,
+    FitSettings,
+    flops_range,
+    root_mean_square,
+)
+from steepen.laws.ladder import MERGE_TOLERANCE, Ladder
+from steepen.laws.prior import Prior
+from steepen.laws.table_model import (
+    Array,
+    Cells,
+    Contrast,
+    Index,
+    Mixture,
+    TableFit,
+    fit_tables,
+    multiplier_contrast,
+    parameter_contrast,
+    slope_contrast,
+    starting_laws,
+)
+from steepen.laws.verdict.evidence import Effect, LeftOut, Prediction, Verdict
+from steepen.laws.verdict.multipliers import MAX_MULTIPLIER, Multiplier
+from steepen.laws.verdict.questions import (
+    Contrasts,
     DecisionRule,
-    FTests,
-    Growth,
-    Hypothesis,
-    answer_questions,
+    PValues,
+    as_better,
+    as_growth,
+    by_what,
+    common_range,
+    contrasts,
+    holm_levels,
+    p_values,
 )
-from steepen.laws.hypotheses.noise_checks import judge_checked
-from steepen.laws.verdict.compare import Comparison
-from steepen.laws.verdict.effect_sizes import (
-    common_span,
-    delta_e_interval,
-    delta_gamma_interval,
-    equivalence_interval,
-    fit_of_hypothesis,
-    free_crossing,
-    growth_per_decade,
-    leading_multipliers,
-    multipliers_at,
-)
-from steepen.laws.verdict.evidence import Demotion, Evidence, NoiseCheckResult, Verdict
-from steepen.laws.verdict.sensitivity import mistuning_tolerance, separate_hypotheses
-from steepen.laws.verdict.sentences import (
-    by_what_fragile_reasons,
-    fragile_reasons,
-    verdict_sentence,
-    what_would_change,
-)
+from steepen.laws.verdict.sensitivity import mistuning_tolerance
+from steepen.laws.verdict.sentences import verdict_sentence, what_would_change
+
+OUTLIER_LEVEL = 0.002  # of the test that a rung is off the law of the others, for the whole table
+DIVERGED_LEVEL = 1e-4  # of the test that the seeds of a rung scatter more than those of other arms
+MIN_SPARE = 4  # degrees of freedom that are left without the rung
+MIN_RUNGS_LEFT = 3
+MIN_DEVIATION = 1e-4  # of the loss: smaller ones are left in
+MIN_PARTNERS = 6  # rungs that match, for errors that arms share
+MAX_PARTNERED = 400  # rungs of a table in which such errors are looked for
+MIN_RUNGS_OF_OWN_E = 4
+MAX_ELEMENTS = 400_000  # of the covariances of a table: longer ladders are thinned
 
 
-def judge_arm(
-    comparison: Comparison,
-    settings: FitSettings,
-    *,
-    level: float | None = None,
-    arms: int = 1,
-    draws: int = 2000,
-    seed: int = 0,
-    budget: float | None = None,
-    lr_regret: float | None = None,
-    unit: str = "FLOPs",
-) -> Verdict:
-    """Verdict on an arm against the reference, at `level` (default: the rule's) where `arms` share a level.
+@dataclass(frozen=True)
+class Outlier:
+    """A rung, or a seed of one, that was left out of everything: its loss is `deviation` above the others."""
 
-    Only these two ladders are used: other arms change nothing but the level.
+    place: str
+    arm: str
+    flops: float
+    loss: float
+    deviation: float
+    p_value: float
+    seed: int | None = None  # which run of the rung, where the others were kept
+
+
+def to_cells(ladders: Sequence[Ladder], c0: float, noise: float | None) -> tuple[Cells, Array, Array]:
+    """The rungs of ladders as padded arrays: cells, losses and sums of squares of seeds (1, arms, rungs)."""
+    size = max(len(ladder.flops) for ladder in ladders)
+    shape = (len(ladders), size)
+    x, loss, squares, known = np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape)
+    precision, freedom, mask = np.ones(shape), np.zeros(shape), np.zeros(shape, bool)
+    clusters = np.full(shape, -1)
+    for i, ladder in enumerate(ladders):
+        own = slice(0, len(ladder.flops))
+        x[i, own], loss[i, own], mask[i, own] = np.log(ladder.flops / c0), ladder.loss, True
+        precision[i, own], freedom[i, own] = ladder.weights, ladder.seeds - 1
+        per_seed = ladder.weights / ladder.seeds
+        squares[i, own] = per_seed * [float(((runs - runs.mean()) ** 2).sum()) for runs in ladder.runs]
+        stated = 0.0 if noise is None else noise**2 / ladder.seeds
+        known[i, own] = np.maximum(ladder.known, stated)
+        if ladder.clusters:
+            numbers = {name: k for k, name in enumerate(dict.fromkeys(ladder.clusters))}
+            clusters[i, own] = [numbers[name] for name in ladder.clusters]
+    shared_runs = any(len(set(ladder.clusters)) < len(ladder.clusters) for ladder in ladders)
+    cells = Cells(
+        x, mask, precision, freedom, known, clusters if shared_runs else None, find_partners(ladders, shape)
+    )
+    return cells, loss[None], squares[None]
+
+
+def find_partners(ladders: Sequence[Ladder], shape: tuple[int, int]) -> Index | None:
+    """Numbers of rungs of different arms that may share an error: at the same compute, else in order.
+
+    Runs with the same seed and data order share noise, and a law that bends misses all arms alike.
     """
-    evidence = gather_evidence(
-        comparison,
-        settings,
-        level=comparison.rule.level if level is None else level,
-        arms=arms,
-        draws=draws,
-        seed=seed,
-        budget=budget,
-        lr_regret=lr_regret,
-        unit=unit,
-    )
-    return Verdict(
-        **vars(evidence),
-        sentence=verdict_sentence(evidence),
-        what_would_change=tuple(what_would_change(evidence)),
-    )
+    if len(ladders) < 2 or sum(len(ladder.flops) for ladder in ladders) > MAX_PARTNERED:
+        return None
+    first = ladders[0]
+    found = np.full(shape, -1)
+    found[0, : len(first.flops)] = np.arange(len(first.flops))
+    for i, ladder in enumerate(ladders[1:], start=1):
+        apart = np.abs(np.log(ladder.flops[:, None] / first.flops))
+        near = apart.min(axis=1) < MERGE_TOLERANCE
+        if near.any():
+            found[i, : len(near)] = np.where(near, apart.argmin(axis=1), -1)
+        elif abs(len(ladder.flops) - len(first.flops)) <= 1:
+            found[i, : len(near)] = np.arange(len(near))
+    matched = [place for place in range(int(found.max()) + 1) if (found == place).sum() > 1]
+    found = np.where(np.isin(found, matched), found, -1)
+    return found if len(matched) >= MIN_PARTNERS else None
 
 
-def gather_evidence(
-    comparison: Comparison,
-    settings: FitSettings,
-    *,
-    level: float,
-    arms: int,
-    draws: int,
-    seed: int,
-    budget: float | None,
-    lr_regret: float | None,
-    unit: str,
-) -> Evidence:
-    """Fits, tests, bootstraps, leave-one-out and sensitivity of one arm against the reference."""
-    reference, arm, c0, y = comparison.reference, comparison.arm, comparison.c0, comparison.y
-    fits, tests, rule = comparison.fits, comparison.tests, comparison.rule
-    own_rule = replace(rule, level=level)
-    least_squares = _only_answer(answer_questions(tests, own_rule))
-    growth, by_what = _only_answer(judge_checked(tests, comparison.checks, own_rule)[0])
-    unadjusted = _only_answer(judge_checked(tests, comparison.checks, rule)[0])
-    robust = _only_answer(answer_questions(comparison.robust, own_rule))
-    results = _check_results(comparison, own_rule)
-    failed = next((result for result in results if result.consequence == "undecided"), None)
-    left_out = leave_one_out((reference, arm), comparison.left_out_points, comparison.left_out, own_rule)
-    resamplings, residual_fits = bootstrap(
-        (reference, arm), fits, y, own_rule, confidence=settings.confidence, draws=draws, seed=seed
-    )
-    top = float(reference.flops[-1])
-    prediction_points = [("10× the top rung", 10 * top), ("1000× the top rung", 1000 * top)]
-    if budget is not None:
-        prediction_points.append((f"{budget:.3g} {unit}", budget))
-    delta_gamma, p_slope = float(tests.delta_gamma[0]), float(tests.p_slope[0])
-    slope_interval = delta_gamma_interval("exponent", 4, fits, y, 1 - level, rule)
-    leading = _leading(tests, level)
-    span = common_span(reference, arm)
-    per_decade, per_decade_interval = growth_per_decade(
-        leading,
-        fits,
-        residual_fits,
-        delta_gamma,
-        slope_interval,
-        np.log(np.array(span) / c0),
-        1 - level,
-    )
-    multiplier = float(multipliers_at(leading, fits, np.array([math.log(span[1] / c0)]))[0])
-    needed = span[1] / multiplier  # NaN where there is no multiplier
-    return Evidence(
-        arm=arm.arm,
-        reference=reference.arm,
-        growth=growth,
-        by_what=by_what,
-        unadjusted_growth=unadjusted[0],
-        unadjusted_by_what=unadjusted[1],
-        robust_growth=robust[0],
-        robust_by_what=robust[1],
-        fragile=() if growth == "undecided" else fragile_reasons(growth, results, left_out, robust[0]),
-        by_what_fragile=by_what_fragile_reasons(growth, by_what, left_out, robust) if by_what else (),
-        demoted=Demotion(*least_squares, failed.kind) if failed else None,
-        noise_checks=results,
-        outlier=comparison.outlier,
-        p_scatter=comparison.p_scatter,
-        rule=rule,
-        level=level,
-        arms=arms,
-        leading=leading,
-        growth_per_decade=per_decade,
-        growth_per_decade_interval=per_decade_interval,
-        delta_gamma=delta_gamma,
-        delta_gamma_interval=slope_interval,
-        equivalence_interval=equivalence_interval(tests, own_rule),
-        delta_e=float(tests.delta_e[0]),
-        p_difference=float(tests.p_difference[0]),
-        p_slope=p_slope,
-        p_slope_one_sided=p_slope / 2 if delta_gamma > 0 else 1 - p_slope / 2,
-        p_shift=float(tests.p_shift[0]),
-        p_exponent_hypothesis=float(tests.p_exponent_hypothesis[0]),
-        p_irreducible_hypothesis=float(tests.p_irreducible_hypothesis[0]),
-        delta_gamma_free=float(tests.delta_gamma_free[0]),
-        delta_gamma_free_interval=delta_gamma_interval("free", 5, fits, y, 1 - level, rule),
-        delta_e_free=float(tests.delta_e_free[0]),
-        delta_e_free_interval=delta_e_interval(fits, y, 1 - level, rule),
-        free_crossing=free_crossing(fits, residual_fits, c0, settings.confidence),
-        sigma=math.sqrt(float(fits.variance("free", rule)[0])) * (float(y.mean()) if rule.log else 1.0),
-        multiplier=multiplier,
-        multiplier_flops=span[1],
-        multiplier_extrapolated=bool(needed < arm.flops[0] * 0.99 or needed > arm.flops[-1] * 1.01),
-        leading_multipliers=leading_multipliers(
-            leading, comparison, residual_fits, settings.confidence, budget
-        ),
-        paired=fits.pair.partners is not None,
-        c0=c0,
-        hypotheses={
-            name: fit_of_hypothesis(
-                name,
-                fits,
-                residual_fits,
-                tests,
-                prediction_points=prediction_points,
-                c0=c0,
-                confidence=settings.confidence,
+def thin(ladder: Ladder, most: int) -> Ladder:
+    """The ladder with neighbouring rungs merged where there are more than `most`."""
+    if len(ladder.flops) <= most:
+        return ladder
+    edges = np.linspace(math.log(ladder.flops[0]), math.log(ladder.flops[-1]), most + 1)
+    group = np.clip(np.searchsorted(edges, np.log(ladder.flops), side="right") - 1, 0, most - 1)
+    keep, where = np.unique(group, return_inverse=True)
+    weights = np.asarray(np.bincount(where, ladder.weights), float)
+
+    def mean(values: Array) -> Array:
+        return np.bincount(where, ladder.weights * values) / weights
+
+    heads = [int(np.flatnonzero(where == k)[0]) for k in range(len(keep))]
+    return Ladder(
+        ladder.arm, np.exp(mean(np.log(ladder.flops))), mean(ladder.loss),
+        tuple(np.array([value]) for value in mean(ladder.loss)),
+        tuple(ladder.row_labels[k] for k in heads), weights,
+        known=np.bincount(where, ladder.known) / np.bincount(where) ** 2,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class TableJudge:
+    """The model of a table, fitted; `ladders` without what was left out (`outliers`).
+
+    `fit` has one E for all arms unless `p_one_e`, the p-value of that, is below the level.
+    """
+
+    ladders: dict[str, Ladder]
+    settings: FitSettings
+    rule: DecisionRule
+    c0: float
+    fit: TableFit
+    p_one_e: float | None
+    outliers: tuple[Outlier, ...]
+    unit: str = "FLOPs"
+
+    @property
+    def own_e(self) -> bool:
+        """Whether every arm has its own E, because one for all is rejected."""
+        return self.fit.laws.own_e
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The arms in the order of the table."""
+        return list(self.ladders)
+
+    @property
+    def tau(self) -> float:
+        """The lack of fit (without replicates: the residual standard deviation of a single run)."""
+        taus = np.stack([model.tau[0] for model in self.fit.models])
+        return float(np.exp((self.fit.weight[:, 0] * np.log(np.maximum(taus, 1e-300))).sum()))
+
+    def run_variance(self, flops: float, seeds: float = 1.0) -> float:
+        """The variance of the mean of runs at a compute: lack of fit, and seed noise at the nearest rung."""
+        if (self.fit.noise[0, self.fit.cells.mask] <= 0).any():
+            return self.tau**2 / seeds
+        apart = np.where(self.fit.cells.mask, np.abs(self.fit.cells.x - math.log(flops / self.c0)), np.inf)
+        place = np.unravel_index(int(np.argmin(apart)), apart.shape)
+        one = float(self.fit.noise[0][place]) * float(self.fit.cells.precision[place])
+        return self.tau**2 + one / seeds
+
+    def laws(self) -> ComputeFit:
+        """The laws of all arms, with intervals from the model."""
+        fit, confidence = self.fit, self.settings.confidence
+        arms: dict[str, ArmLaw] = {}
+        held = self._given_e()
+        for i, (name, ladder) in enumerate(self.ladders.items()):
+            found = [fit.mixture(parameter_contrast(fit.laws, i, k)) for k in range(3)]
+            values = [float(one.mean[0]) for one in found]
+            wide = [_span(one, confidence) for one in found]
+            narrow = [_span(one, confidence) for one in held[i]]
+            e = Estimate(max(values[2], 0.0), narrow[2], (max(wide[2][0], 0.0), wide[2][1]))
+            gamma = Estimate(values[1], narrow[1], wide[1])
+            arms[name] = ArmLaw(
+                arm=name, gamma=gamma, log_a=Estimate(values[0], narrow[0], wide[0]), e=e,
+                slope_standard_error=float(held[i][1].sd[0]),
+                residual_sd=root_mean_square(fit.residual[0, i][fit.cells.mask[i]]),
+                c0=self.c0, flops_range=flops_range(ladder),
+            )  # fmt: skip
+        points, parameters = fit.kept.sum(), fit.laws.log_a.size * 2 + (fit.laws.e.size)
+        middle = math.exp(float(np.median(fit.cells.x[fit.cells.mask]))) * self.c0
+        settings = replace(self.settings, method="joint")
+        return ComputeFit(
+            settings, self.c0, arms, math.sqrt(self.run_variance(middle)), float(points - parameters),
+            float((fit.residual**2).sum()), ("e at zero",) if fit.e_at_bound.any() else (),
+        )  # fmt: skip
+
+    def law_variance(self, arm: str, x: float, reducible: float) -> float:
+        """The variance of an arm's law at log compute x."""
+        gradient = np.array([[reducible, -x * reducible, *([1.0] if self.own_e else [])]])
+        place = self.names.index(arm)
+        one = Contrast((place, place), np.zeros(1), 0 * gradient, gradient, 0.0 if self.own_e else 1.0)
+        found = self.fit.mixture(one)
+        return float((found.weight * found.error**2).sum(axis=0)[0])
+
+    def _given_e(self) -> list[list[Mixture]]:
+        """For each arm: log A and γ if E were known, and E if the exponents were."""
+        fit = self.fit
+        known = replace(fit, models=tuple(replace(model, spread=0 * model.spread) for model in fit.models))
+        found: list[list[Mixture]] = []
+        for i in range(len(self.ladders)):
+            parts = [known.mixture(parameter_contrast(fit.laws, i, k)) for k in (0, 1)]
+            e = fit.mixture(parameter_contrast(fit.laws, i, 2))
+            if self.own_e:
+                parts = [fit.mixture(parameter_contrast(fit.laws, i, k)) for k in (0, 1)]
+            # Given the exponents, E is a mean of the losses: as precise as they are.
+            scale = [model.scale[0] for model in fit.models]
+            narrow = np.array(
+                [[s / max(float(m.precision.sum()), 1e-300)] for s, m in zip(scale, fit.models, strict=True)]
             )
-            for name in HYPOTHESES
-            if name != "same"
-        },
-        bootstraps=resamplings,
-        leave_one_out=left_out,
-        separation=separate_hypotheses(
-            fits, own_rule, c0, (float(np.median(reference.seeds)), float(np.median(arm.seeds)))
-        ),
-        tolerance=mistuning_tolerance(fits, y, own_rule, (reference.arm, arm.arm), c0, lr_regret),
-        unit=unit,
-    )
+            parts.append(Mixture(e.weight, e.value, np.minimum(np.sqrt(narrow), e.error), e.freedom))
+            found.append(parts)
+        return found
+
+    def range_of(self, arms: tuple[int, int]) -> tuple[float, float] | None:
+        """The log compute that two arms cover."""
+        return common_range(self.fit.cells.x, self.fit.cells.mask, arms)
+
+    def multipliers(self, arm: str, reference: str, at: Array, extrapolate: bool) -> list[Multiplier]:
+        """Fitted multipliers at the reference's computes; beyond the ladders only where `extrapolate`."""
+        pair = self.names.index(reference), self.names.index(arm)
+        base, other = (flops_range(self.ladders[name]) for name in (reference, arm))
+        found: list[Multiplier] = []
+        if min(float(self.fit.laws.gamma[0, i]) for i in pair) < 1e-6:
+            return found  # a flat curve reaches no lower loss
+        for flops in at:
+            one = self.fit.mixture(
+                multiplier_contrast(self.fit.laws, pair, np.array([math.log(flops / self.c0)]), np.ones(1))
+            )
+            value, (low, high) = _exp(float(one.mean[0])), _exp_span(_span(one, self.settings.confidence))
+            needed = flops / value
+            slack = 1 + 1e-9
+            inside = (
+                base[0] / slack <= flops <= base[1] * slack and other[0] / slack <= needed <= other[1] * slack
+            )
+            if (inside or extrapolate) and 1 / MAX_MULTIPLIER < value < MAX_MULTIPLIER:
+                found.append(
+                    Multiplier("fitted (joint)", float(flops), value, low, high, not inside, leads=True)
+                )
+        return found
+
+    def judge(
+        self, pairs: Sequence[tuple[str, str]], *, adjust: bool, budget: float | None, lr_regret: float | None
+    ) -> list[Verdict]:
+        """Verdicts on (reference, arm) pairs, which share the level of each question where `adjust`."""
+        places = [(self.names.index(a), self.names.index(b)) for a, b in pairs]
+        ranges = [self.range_of(pair) for pair in places]
+        found = [
+            contrasts(self.fit, pair, *(span or (0.0, 0.0)))
+            for pair, span in zip(places, ranges, strict=True)
+        ]
+        tested = [p_values(one, self.rule) for one in found]
+        causes = [self._causes(pair) for pair in places]
+        judged = [i for i, span in enumerate(ranges) if span is not None]
+        level, count = self.rule.level, len(judged) if adjust else 1
+        levels = {i: [level] * 3 for i in range(len(pairs))}
+        if adjust:
+            for question, p in enumerate(
+                (
+                    [min(float(tested[i].gain[0]), float(tested[i].equivalent[0])) for i in judged],
+                    [min(float(tested[i].slope[0]), float(tested[i].constant[0])) for i in judged],
+                )
+            ):
+                for i, own in zip(judged, holm_levels(p, level), strict=True):
+                    levels[i][question] = own
+            growing = [i for i in judged if tested[i].growth(levels[i][1])[0] == "grows"]
+            p = [min(causes[i][0].p_value, causes[i][1].p_value) for i in growing]
+            for i, own in zip(growing, holm_levels(p, level), strict=True):
+                levels[i][2] = own
+        return [
+            self._verdict(
+                pair, ranges[i], found[i], tested[i], causes[i], (levels[i][0], levels[i][1], levels[i][2]),
+                count, budget, lr_regret,
+            )
+            for i, pair in enumerate(places)
+        ]  # fmt: skip
+
+    def _causes(self, pair: tuple[int, int]) -> tuple[Effect, Effect]:
+        """ΔE and Δγ of an arm, fitted together."""
+        r, a = pair
+        laws = self.fit.laws
+        if self.own_e:
+            e = np.zeros((1, 3))
+            e[:, 2] = 1.0
+            delta = Contrast(pair, laws.e[:, a] - laws.e[:, r], -e, e)
+            return self._effect(self.fit.mixture(delta)), self._effect(
+                self.fit.mixture(slope_contrast(laws, pair))
+            )
+        direction = np.zeros(self.fit.cells.x.shape)
+        direction[a] = self.fit.cells.mask[a]
+        slope, size = self.fit.with_error(slope_contrast(laws, pair), direction)
+        return self._effect(size), self._effect(slope)
+
+    def _effect(self, one: Mixture, exponential: bool = False) -> Effect:
+        value, interval = float(one.mean[0]), _span(one, 1 - self.rule.level)
+        if exponential:
+            value, interval = _exp(value), _exp_span(interval)
+        return Effect(value, interval, float(one.p_value()[0]))
+
+    def _verdict(
+        self,
+        pair: tuple[int, int],
+        span: tuple[float, float] | None,
+        found: Contrasts,
+        tested: PValues,
+        causes: tuple[Effect, Effect],
+        levels: tuple[float, float, float],
+        arms: int,
+        budget: float | None,
+        lr_regret: float | None,
+    ) -> Verdict:
+        reference, arm = (self.names[i] for i in pair)
+
+        def answers(one: float, two: float, three: float) -> tuple[str, str, str | None]:
+            if span is None:
+                return "not resolved", "undecided", None
+            growth = str(tested.growth(two)[0])
+            delta_e, delta_gamma = causes
+            cause = by_what(delta_e.p_value, delta_gamma.p_value, delta_gamma.value, delta_e.value, three)
+            return str(tested.better(one)[0]), growth, cause if growth == "grows" else None
+
+        better, growth, cause = answers(*levels)
+        alone = answers(self.rule.level, self.rule.level, self.rule.level)
+        slope = self.fit.mixture(slope_contrast(self.fit.laws, pair))
+        per_decade, per_decade_interval = self._per_decade(pair, span)
+        blank = Verdict(
+            arm=arm, reference=reference, better=as_better(better), growth=as_growth(growth),
+            by_what=cause, unadjusted=(as_better(alone[0]), as_growth(alone[1]), alone[2]),  # type: ignore[arg-type]
+            rule=self.rule, levels=levels, arms=arms,
+            flops_range=None if span is None else (self.c0 * math.exp(span[0]), self.c0 * math.exp(span[1])),
+            gain=self._effect(found.gain, exponential=True), top=self._effect(found.top, exponential=True),
+            p_equivalent=float(tested.equivalent[0]), slope=self._effect(found.slope),
+            p_constant=float(tested.constant[0]), growth_per_decade=per_decade,
+            growth_per_decade_interval=per_decade_interval,
+            delta_gamma=float(slope.mean[0]), delta_gamma_interval=_span(slope, 1 - self.rule.level),
+            delta_e=causes[0], delta_gamma_free=causes[1], own_e=self.own_e,
+            predictions=self._predictions(pair, causes, levels[2], budget),
+            leave_one_out=() if span is None else self._leave_one_out(pair, found, levels, better, growth),
+            tolerance=() if span is None else mistuning_tolerance(
+                self.fit, found, self.rule, levels[:2], {pair[0]: reference, pair[1]: arm}, self.c0, lr_regret
+            ),
+            sentence="", what_would_change=(), unit=self.unit,
+        )  # fmt: skip
+        worded = replace(blank, sentence=verdict_sentence(blank))
+        return replace(worded, what_would_change=tuple(what_would_change(worded)))
+
+    def _per_decade(self, pair: tuple[int, int], span: tuple[float, float] | None) -> tuple[float, Interval]:
+        """The factor by which the multiplier grows per decade, the mean over the common range."""
+        if span is None or min(float(self.fit.laws.gamma[0, i]) for i in pair) < 1e-6:
+            return math.nan, (math.nan, math.nan)
+        low, high = span if span[1] - span[0] > 1e-6 else (span[0] - 0.5, span[0] + 0.5)
+        weights = np.array([-1.0, 1.0]) / (high - low) * math.log(10)
+        one = self.fit.mixture(multiplier_contrast(self.fit.laws, pair, np.array([low, high]), weights))
+        return _exp(float(one.mean[0])), _exp_span(_span(one, 1 - self.rule.level))
+
+    def _leave_one_out(
+        self,
+        pair: tuple[int, int],
+        found: Contrasts,
+        levels: tuple[float, float, float],
+        better: str,
+        growth: str,
+    ) -> tuple[LeftOut, ...]:
+        """Rungs of the two ladders without which the first or second answer is another."""
+        gain, slope = (self.fit.left_out(one) for one in (found.gain_of, found.slope_of))
+        within = np.log1p(self.rule.equivalence)
+        p = PValues(
+            gain.p_value(), gain.p_outside(within), slope.p_value(),
+            slope.p_outside(self.rule.margin * abs(float(found.gamma[0]))), gain.mean, slope.mean,
+        )  # fmt: skip
+        words, growths = p.better(levels[0]), p.growth(levels[1])
+        size = self.fit.cells.x.shape[1]
+        return tuple(
+            LeftOut(
+                self.names[i], self.c0 * math.exp(float(self.fit.cells.x[i, k])),
+                as_better(words[i * size + k]), as_growth(growths[i * size + k]),
+            )
+            for i in pair
+            for k in np.flatnonzero(self.fit.cells.mask[i])
+            if words[i * size + k] != better or growths[i * size + k] != growth
+        )  # fmt: skip
+
+    def _predictions(
+        self, pair: tuple[int, int], causes: tuple[Effect, Effect], level: float, budget: float | None
+    ) -> tuple[Prediction, ...]:
+        """Multipliers beyond the ladders by the exponent, and by the irreducible loss alone."""
+        r = pair[0]
+        top = float(self.ladders[self.names[r]].flops[-1])
+        places = [("10× the top rung", 10 * top), ("1000× the top rung", 1000 * top)]
+        if budget is not None:
+            places.append((f"{budget:.3g} {self.unit}", budget))
+        laws = self.fit.laws
+        falling = min(float(laws.gamma[0, i]) for i in pair) > 1e-6
+        e, log_a = self._irreducible_law(pair)
+        found: list[Prediction] = []
+        for label, flops in places:
+            x = math.log(flops / self.c0)
+            value, interval, other = None, None, None
+            if falling and (causes[0].p_value >= level or self.own_e):
+                one = self.fit.mixture(multiplier_contrast(laws, pair, np.array([x]), np.ones(1)))
+                value, interval = _exp(float(one.mean[0])), _exp_span(_span(one, self.settings.confidence))
+            if falling and causes[1].p_value >= level and not self.own_e:
+                gamma = float(laws.gamma[0, r])
+                above = float(laws.e[0]) + math.exp(float(laws.log_a[0, r]) - gamma * x) - e
+                other = _exp(x - (log_a - math.log(above)) / gamma) if above > 0 else 0.0
+            found.append(Prediction(label, flops, value, interval, other))
+        return tuple(found)
+
+    def _irreducible_law(self, pair: tuple[int, int]) -> tuple[float, float]:
+        """E and log A of the arm if it had the reference's exponent: a linear regression."""
+        r, a = pair
+        own = self.fit.cells.mask[a]
+        x, loss = self.fit.cells.x[a][own], self.fit.loss[0, a][own]
+        falls = np.exp(-float(self.fit.laws.gamma[0, r]) * x)
+        variance = self.fit.noise[0, a][own] + self.tau**2
+        root = 1 / np.sqrt(np.maximum(variance, 1e-30))
+        e, a_ = np.linalg.lstsq(np.stack([root, falls * root], axis=1), loss * root, rcond=None)[0]
+        return float(e), math.log(max(float(a_), 1e-12))
 
 
-def _check_results(comparison: Comparison, rule: DecisionRule) -> tuple[NoiseCheckResult, ...]:
-    """The noise checks of the only data set, with their consequences for its answer."""
-    answers = answer_questions(comparison.tests, rule)
-    return tuple(
-        NoiseCheckResult(
-            kind,
-            float(check.p_value[0]),
-            float(check.estimate[0]),
-            float(check.p_difference[0]),
-            float(check.p_slope[0]),
-            float(check.p_shift[0]),
-            "undecided" if check.failed(answers)[0] else "none" if check.holds(answers)[0] else "fragile",
+def fit_ladders(
+    ladders: dict[str, Ladder],
+    settings: FitSettings,
+    rule: DecisionRule,
+    prior: Prior | None = None,
+    unit: str = "FLOPs",
+) -> TableJudge:
+    """Fit the model of a table, without runs that are off the others, with an E for each arm if need be."""
+    c0 = settings.c0 or float(np.exp(np.log(ladders[settings.reference].flops).mean()))
+    most = max(8, int(math.sqrt(MAX_ELEMENTS / len(ladders))))
+    ladders = {name: thin(ladder, most) for name, ladder in ladders.items()}
+    ladders, left_out = without_diverged_seeds(ladders)
+
+    def fitted(own_e: bool = False) -> TableFit:
+        cells, loss, squares = to_cells(list(ladders.values()), c0, settings.noise)
+        held = None if prior is None or prior.sd else prior.mean
+        start = starting_laws(cells, loss, own_e, held)
+        known = None if prior is None else (prior.mean, prior.sd or 0.0)
+        return fit_tables(cells, loss, squares, start, e_prior=known)
+
+    fit = fitted()
+    allowed = max(1, sum(len(ladder.flops) for ladder in ladders.values()) // 20)
+    while len(left_out) < allowed and (outlier := find_outlier(fit, ladders)) is not None:
+        left_out.append(outlier)
+        ladder = ladders[outlier.arm]
+        ladders = {**ladders, outlier.arm: ladder.keep(ladder.flops != outlier.flops)}
+        fit = fitted()
+    p_one_e = None
+    clustered = fit.cells.clusters is not None
+    if 1 < len(ladders) <= 200 and not clustered and fit.kept.sum() - 3 * len(ladders) >= 1:
+        p_one_e = float(fit.p_one_e()[0])
+        long_enough = all(len(ladder.flops) >= MIN_RUNGS_OF_OWN_E for ladder in ladders.values())
+        if p_one_e < rule.level and prior is None and long_enough:
+            fit = fitted(own_e=True)
+    return TableJudge(ladders, settings, rule, c0, fit.pruned(), p_one_e, tuple(left_out), unit)
+
+
+def find_outlier(fit: TableFit, ladders: dict[str, Ladder]) -> Outlier | None:
+    """The rung that is furthest off the law of the others, if noise does not explain it."""
+    if fit.kept.sum() - 2 * len(ladders) - 2 < MIN_SPARE or fit.cells.clusters is not None:
+        return None
+    p, distance = (part[0] for part in fit.outliers())
+    rungs = fit.cells.mask.sum(axis=1)
+    p = np.where((rungs > MIN_RUNGS_LEFT)[:, None], p, 1.0)
+    i, k = np.unravel_index(int(np.argmin(p)), p.shape)
+    deviation = float(distance[i, k])
+    if p[i, k] >= OUTLIER_LEVEL or abs(deviation) < MIN_DEVIATION * float(fit.loss[0, i, k]):
+        return None
+    ladder = list(ladders.values())[int(i)]
+    place, flops, loss = ladder.row_labels[int(k)], float(ladder.flops[int(k)]), float(ladder.loss[int(k)])
+    return Outlier(place, ladder.arm, flops, loss, deviation, float(p[i, k]))
+
+
+def without_diverged_seeds(ladders: dict[str, Ladder]) -> tuple[dict[str, Ladder], list[Outlier]]:
+    """The ladders without seeds that scatter far more than those of other arms at similar compute."""
+    found: list[Outlier] = []
+    while True:
+        places = [
+            (name, k) for name, one in ladders.items() for k in range(len(one.flops)) if one.seeds[k] > 1
+        ]
+        if len(places) < 3:
+            return ladders, found
+        logs = np.array([math.log(ladders[name].flops[k]) for name, k in places])
+        squares = np.array(
+            [float(ladders[name].runs[k].var()) * ladders[name].seeds[k] for name, k in places]
         )
-        for kind, check in comparison.checks.items()
-    )
+        freedom = np.array([ladders[name].seeds[k] - 1 for name, k in places])
+        best: tuple[float, int] = (1.0, -1)
+        for i in range(len(places)):
+            # Noise falls with compute, so a rung is held against those of at most three times its compute.
+            near = (np.abs(logs - logs[i]) < math.log(3)) & (np.arange(len(places)) != i)
+            others, spare = float(squares[near].sum()), float(freedom[near].sum())
+            if spare >= MIN_SPARE and others > 0:
+                ratio = squares[i] / freedom[i] / (others / spare)
+                best = min(best, (float(special.fdtrc(freedom[i], spare, ratio)) * len(places), i))
+        p, i = best
+        if p >= DIVERGED_LEVEL:
+            return ladders, found
+        name, k = places[i]
+        ladder = ladders[name]
+        off = np.abs(ladder.runs[k] - np.median(ladder.runs[k]))
+        bad = int(np.argmax(off if len(off) > 2 else ladder.runs[k]))  # of two, the higher one diverged
+        rest = np.delete(ladder.runs[k], bad)
+        if abs(float(ladder.runs[k][bad] - rest.mean())) < MIN_DEVIATION * float(rest.mean()):
+            return ladders, found
+        deviation = float(ladder.runs[k][bad] - rest.mean())
+        loss = float(ladder.runs[k][bad])
+        found.append(Outlier(ladder.row_labels[k], name, float(ladder.flops[k]), loss, deviation, p, bad))
+        ladders = {**ladders, name: ladder.without_seed(k, bad)}
 
 
-def _only_answer(answers: Answers) -> tuple[Growth, ByWhat | None]:
-    """The two answers of the first data set."""
-    by_what = str(answers.by_what[0])
-    return cast(Growth, str(answers.growth[0])), cast(ByWhat, by_what) if by_what else None
+def _span(one: Mixture, confidence: float) -> Interval:
+    low, high = one.interval(confidence)
+    return float(low[0]), float(high[0])
 
 
-def _leading(tests: FTests, level: float) -> Hypothesis:
-    """The hypothesis that numbers are taken from: the first one that is not rejected."""
-    if tests.p_exponent_hypothesis[0] >= level:
-        return "exponent"
-    return "irreducible" if tests.p_irreducible_hypothesis[0] >= level else "free"
+def _exp(value: float) -> float:
+    return math.exp(min(max(value, -700.0), 700.0))
+
+
+def _exp_span(interval: Interval) -> Interval:
+    return _exp(interval[0]), _exp(interval[1])

@@ -20,6 +20,7 @@ from steepen.laws.ladder import Ladder
 
 Interpolate = Literal["raw-loss", "log-loss"]
 INTERPOLATIONS: tuple[Interpolate, ...] = ("raw-loss", "log-loss")
+MAX_MULTIPLIER = 1e30  # beyond it, or its inverse, a curve does not fall
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def interpolated_multipliers(
     reference: Ladder,
     arm: Ladder,
     *,
-    sigma: float = 0.0,
+    sigmas: tuple[Array, Array] | None = None,
     confidence: float = 0.90,
     draws: int = 2000,
     seed: int = 0,
@@ -71,18 +72,18 @@ def interpolated_multipliers(
 ) -> list[Multiplier]:
     """Multipliers at the reference's rungs whose loss lies within the arm's measured losses.
 
-    The interval comes from noise of standard deviation `sigma`/√weight simulated at every rung.
+    The interval comes from noise simulated at every rung, whose standard deviations are `sigmas`.
     """
     value = reference.flops / interpolate_compute(arm.flops, arm.loss, reference.loss, interpolate)
     rng = np.random.default_rng(seed)
     spread = value[None]
     cells = len(reference.flops) * len(arm.flops)
     draws = min(draws, max(50, 50_000_000 // cells))
-    if sigma > 0 and draws > 0:
-        reference_losses = reference.loss + sigma / np.sqrt(reference.weights) * rng.standard_normal(
-            (draws, len(reference.loss))
+    if sigmas is not None and draws > 0:
+        reference_losses, arm_losses = (
+            ladder.loss + sigma * rng.standard_normal((draws, len(ladder.loss)))
+            for ladder, sigma in zip((reference, arm), sigmas, strict=True)
         )
-        arm_losses = arm.loss + sigma / np.sqrt(arm.weights) * rng.standard_normal((draws, len(arm.loss)))
         tiny = 1e-9
         # Every draw compares each point with each segment, so draws go in blocks that fit in memory.
         block = max(1, 2_000_000 // cells)

@@ -11,7 +11,6 @@ import numpy as np
 from steepen.errors import UsageError
 from steepen.laws.analysis import LadderAnalysis
 from steepen.laws.verdict.holdout import HeldOutLoss
-from steepen.laws.verdict.multipliers import fitted_multipliers
 from steepen.model.arms import find_arm
 from steepen.recipe.flops import mean_flops_per_token
 from steepen.studies.answer import Axis, Draft, Panel, Series, Study
@@ -138,13 +137,15 @@ def _add_projection(
     compute, fit = analysis.hold_out[0].flops, analysis.primary_fit
     low = min(law.flops_range[0] for law in fit.arms.values())
     x = np.geomspace(low, compute * max(1.0, *multiples), 80)
-    curve = [] if own.label == reference else fitted_multipliers(fit, own.label, x, extrapolate=True)
+    if own.label == reference:
+        return
+    curve = analysis.judge.multipliers(own.label, reference, x, extrapolate=True)
     if not curve:
         return
     end = min(fit.arms[own.label].flops_range[1], fit.arms[reference].flops_range[1])
     inside, beyond = [m for m in curve if m.flops <= end], [m for m in curve if m.flops > end]
     fields: dict[str, Any] = {"arm": own.arm.name, "variant": own.variant}
-    at = fitted_multipliers(fit, own.label, compute * np.array(multiples), extrapolate=True)
+    at = analysis.judge.multipliers(own.label, reference, compute * np.array(multiples), extrapolate=True)
     star = multiplier_points(own.label, at, role="extrapolated", note="projected", marker="star", **fields)
     series = (
         multiplier_band(own.label, curve, fit.settings.confidence, role="fit", **fields),

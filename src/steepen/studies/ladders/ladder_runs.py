@@ -23,8 +23,8 @@ from steepen.studies.cells import Plan, measure
 from steepen.studies.context import StudyContext, require_all_finished
 from steepen.utils.rows import Rows
 
-BOOTSTRAP_DRAWS = 2000
 Measure = Literal["flops", "seconds"]  # what ladders are compared by
+DRAWS = 2000  # of the intervals of interpolated multipliers
 
 
 @dataclass(frozen=True)
@@ -209,12 +209,9 @@ def judge_ladders(
     `c0` is in FLOPs, so it is not used for ladders by seconds.
     """
     ladders = to_ladders(measured, by)
-    # Verdicts per second are secondary: fewer bootstrap draws suffice.
-    draws = context.bootstrap_draws or BOOTSTRAP_DRAWS
-    draws = draws if by == "flops" else max(100, draws // 10)
     unit = "FLOPs" if by == "flops" else by
     request = AnalysisRequest(
-        reference=reference, noise=noise, draws=draws, unit=unit, c0=c0 if by == "flops" else None,
-        lr_regret=lr_regret, method=context.law_method,
+        reference=reference, noise=noise, unit=unit, c0=c0 if by == "flops" else None, lr_regret=lr_regret,
+        method=context.law_method, draws=context.draws or DRAWS,
     )  # fmt: skip
     return analyse(ladders, request, hold_out)

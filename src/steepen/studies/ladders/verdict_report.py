@@ -10,20 +10,15 @@ from typing import Any
 import numpy as np
 
 from steepen.laws.analysis import LadderAnalysis
-from steepen.laws.hypotheses.nested_models import Hypothesis
 from steepen.laws.verdict.multipliers import Multiplier
 from steepen.recipe.hyperparameters import with_paper_code
 from steepen.studies.answer import Axis, Panel, Series, StudyFit, StudyVerdict, Table
 from steepen.studies.cells import table_of
 from steepen.studies.ladders.ladder_runs import Measure, MeasuredLadder, cost_of
 from steepen.studies.plotting import line, points
-from steepen.studies.verdict_row import legend, verdict_row
+from steepen.studies.verdict_row import verdict_row
 from steepen.utils.cost_axis import cost_axis
 from steepen.utils.formatting import percent
-
-HYPOTHESES: dict[Hypothesis, str] = {
-    "exponent": "exponent", "irreducible": "irreducible loss", "free": "free"
-}  # fmt: skip
 
 
 def study_verdicts(
@@ -59,66 +54,49 @@ def what_would_change(analysis: LadderAnalysis) -> list[str]:
 
 
 def verdict_table(analysis: LadderAnalysis, by: Measure = "flops") -> Table:
-    """One row per ladder: its verdict, its exponent, and its multiplier at the lowest and highest budget."""
+    """One row per ladder: its three answers with their numbers, and its exponent."""
     noun = cost_axis(by).noun
     judged = {name: verdict_row(verdict) for name, verdict in analysis.verdicts.items()}
     rows: list[dict[str, Any]] = []
     for name, law in analysis.primary_fit.arms.items():
         row, (low, high) = judged.get(name), law.gamma.unconditional
-        found = sorted(
-            (m for m in analysis.multipliers.get(name, ()) if m.method == "interpolated"),
-            key=lambda m: m.flops,
-        )
         rows.append({
-            "arm": name, "gain": row.gain if row else "reference", "by what": row and row.by_what,
+            "arm": name, "in range": row.better if row else "reference",
+            "multiplier": row and row.multiplier, "low": row and row.multiplier_low,
+            "high": row and row.multiplier_high, "p (better)": row and row.p_better,
+            "gain": row and row.growth, "by what": row and row.by_what,
             "× per decade": row and row.growth_per_decade, "p (growth)": row and row.p_growth,
+            "Δγ": row and row.delta_gamma, "multiplier at the top": row and row.top_multiplier,
             "γ": law.gamma.value, "γ low": low, "γ high": high,
-            "Δγ": row and row.delta_gamma, "Δγ low": row and row.delta_gamma_low,
-            "Δγ high": row and row.delta_gamma_high,
-            "interpolated ×, lowest": found[0].value if found else None,
-            "interpolated ×, highest": found[-1].value if found else None,
         })  # fmt: skip
     title = f"Verdicts against {analysis.request.reference}" + ("" if by == "flops" else f", per {noun}")
+    many = analysis.request.adjust and len(judged) > 1
+    shared = "Words hold for all arms together (Holm); p is each arm alone. " if many else ""
     caption = (
-        f"{_levels(analysis)} γ of L = E + A·(C/C0)^−γ by one joint fit, with "
-        f"{percent(analysis.request.confidence)} intervals that count E as unknown; × is the {noun} the "
-        "reference needs over the arm's for the same loss, interpolated between measurements, at the "
-        "lowest and highest budget both cover."
+        f"The multiplier is the {noun} the reference needs over the arm's for the same loss, the mean over "
+        f"the range both cover, with {percent(1 - analysis.request.level)} intervals. {shared}"
+        f"γ of L = E + A·(C/C0)^−γ with {percent(analysis.request.confidence)} intervals that count E as "
+        "unknown."
     )
-    return table_of(title, rows, " ".join([caption, *legend(judged.values())]), arm_column=0)
-
-
-def _levels(analysis: LadderAnalysis) -> str:
-    """What the level of the verdicts' tests and of Δγ's intervals is."""
-    levels = sorted(verdict.level for verdict in analysis.verdicts.values())
-    if not levels:
-        return ""
-    if not analysis.request.adjust or len(levels) == 1:
-        return f"Tests of each arm at {percent(analysis.request.level)}, Δγ with intervals to match."
-    own = dict.fromkeys(f"{level:.2g}" for level in (levels[0], levels[-1]))
-    return (
-        f"Family-wise error rate {percent(analysis.request.level)} (Holm: arms are tested at "
-        f"{' to '.join(own)}, with intervals of Δγ to match)."
-    )
+    return table_of(title, rows, caption, arm_column=0)
 
 
 def hypotheses_table(analysis: LadderAnalysis) -> Table:
     """Each arm's multipliers beyond the ladder under every hypothesis that is not rejected."""
     rows: list[dict[str, Any]] = []
     for name, verdict in analysis.verdicts.items():
-        row: dict[str, Any] = {"arm": name}
-        for hypothesis, words in HYPOTHESES.items():
-            fit, tenable = verdict.hypotheses[hypothesis], hypothesis in verdict.tenable
-            for times, prediction in zip((10, 1000), fit.predictions, strict=False):
-                row[f"{words}: × at {times}×"] = prediction.multiplier if tenable else None
-            if fit.p_against_free is not None:
-                row[f"{words}: p"] = fit.p_against_free
-        rows.append(row)
+        near, far = verdict.predictions[:2]
+        rows.append({
+            "arm": name, "exponent: × at 10×": near.exponent, "exponent: × at 1000×": far.exponent,
+            "exponent: p": verdict.delta_e.p_value, "irreducible loss: × at 10×": near.irreducible,
+            "irreducible loss: × at 1000×": far.irreducible,
+            "irreducible loss: p": verdict.delta_gamma_free.p_value,
+        })  # fmt: skip
     caption = (
         "The compute multiplier at 10 and 1000 times the reference's top budget under either hypothesis: "
         "a better exponent above one irreducible loss, or a lower irreducible loss with one exponent. "
         "Fitted and extrapolated, not measured. A small p rejects a hypothesis, whose multipliers are "
-        "then left out; if neither is rejected, both are open; if both are, E and γ are fitted freely."
+        "then left out; if neither is rejected, both are open."
     )
     return table_of("Exponent and irreducible-loss hypotheses", rows, caption, arm_column=0)
 
@@ -168,7 +146,7 @@ def ladder_panels(
     reducible: list[Series] = []
     for one in measured:
         name = one.spec.label
-        law, records = analysis.drawn_law(name), one.records
+        law, records = analysis.primary_fit.arms[name], one.records
         x = [cost_of(record, by) for record in records]
         y = [record.validation_loss for record in records]
         runs = [record.run for record in records]
@@ -274,7 +252,9 @@ def exponent_panel(
 ) -> Panel:
     """Exponent γ against log A (reversed), of the primary fit or another: better is up and to the right."""
     fit = analysis.primary_fit if method is None else analysis.fits[method]
-    biased = " The data reject one E for all arms, so these values are biased."
+    own = " The data reject one E for all arms, so " + (
+        "each has its own." if fit.settings.method == "joint" else "these values are biased."
+    )
     series: list[Series] = []
     for name, law in fit.arms.items():
         x, y = law.log_a.value, law.gamma.value
@@ -288,7 +268,7 @@ def exponent_panel(
         tuple(series),
         caption=f"At C0 = {fit.c0:.3g}; bars are {percent(analysis.request.confidence)} "
         "intervals, which count E as unknown."
-        + (biased if analysis.one_e_rejected else ""),
+        + (own if analysis.one_e_rejected else ""),
     )  # fmt: skip
 
 

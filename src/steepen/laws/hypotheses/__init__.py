@@ -1,1 +1,0 @@
-"""Nested models of two ladders, F-tests between them, bootstrap and diagnostics."""

@@ -1,0 +1,174 @@
+"""The three questions about an arm, and the rule that turns p-values into words.
+
+    better   is it better than the reference where both were measured?
+    growth   does the gain grow with compute?
+    by what  by a larger exponent, or by a lower irreducible loss?
+
+Each has a family of its own: `holm_levels` shares the level among the arms of a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steepen.errors import UsageError
+from steepen.laws.table_model import (
+    Array,
+    Contrast,
+    Mixture,
+    TableFit,
+    multiplier_contrast,
+    slope_contrast,
+)
+
+Better = Literal["better", "worse", "no difference", "not resolved"]
+Growth = Literal["grows", "constant", "shrinks", "undecided"]
+ByWhat = Literal["exponent", "irreducible loss", "both", "either"]
+BETTER: tuple[Better, ...] = get_args(Better)
+GROWTH: tuple[Growth, ...] = get_args(Growth)
+BY_WHAT: tuple[ByWhat, ...] = get_args(ByWhat)
+POINTS_IN_RANGE = 9  # at which multipliers are averaged
+
+
+@dataclass(frozen=True)
+class DecisionRule:
+    """Level and margins of the tests.
+
+    `equivalence` is the largest |multiplier − 1| of *no difference*; `margin` the largest |Δγ|/γ of a
+    constant gain. Its default is about the smallest exponent gain claimed in the paper this package follows
+    (Operator-1: .0027 of .1113), so such a gain does not pass as constant.
+    """
+
+    level: float = 0.05
+    margin: float = 0.025
+    equivalence: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not 0 < self.level < 0.5:
+            raise UsageError(f"level is {self.level}; give a fraction between 0 and 0.5, such as 0.05.")
+        if self.margin <= 0:
+            raise UsageError(
+                f"margin is {self.margin}; give a fraction of γ greater than zero, such as 0.025."
+            )
+        if not 0 < self.equivalence < 10:
+            raise UsageError(f"equivalence is {self.equivalence}; give a fraction of compute, such as 0.05.")
+
+
+@dataclass(frozen=True, eq=False)
+class Contrasts:
+    """What the questions ask of one arm, for each table.
+
+    `gain` is the log multiplier averaged over the common range, `top` the one at its top; `slope` is Δγ, or
+    with an E for each arm the mean slope of the log multiplier. `gain_at` and `top_at` are their contrasts.
+    """
+
+    gain: Mixture
+    top: Mixture
+    slope: Mixture
+    gain_of: Contrast
+    top_of: Contrast
+    slope_of: Contrast
+    gamma: Array  # the reference's, to which the margin is relative
+
+
+def contrasts(fit: TableFit, arms: tuple[int, int], low: float, high: float) -> Contrasts:
+    """The contrasts of an arm against another, in the range of log compute that both cover."""
+    laws = fit.laws
+    points = np.linspace(low, high, POINTS_IN_RANGE)
+    gain = multiplier_contrast(laws, arms, points, np.full(POINTS_IN_RANGE, 1 / POINTS_IN_RANGE))
+    top = multiplier_contrast(laws, arms, np.array([high]), np.ones(1))
+    slope, gamma = slope_contrast(laws, arms), laws.gamma[:, arms[0]]
+    if laws.own_e:  # Δγ alone does not say what happens in the range, so the margin is one of the slope
+        wide = max(high - low, 1e-9)
+        slope = multiplier_contrast(laws, arms, np.array([low, high]), np.array([-1.0, 1.0]) / wide)
+        gamma = np.ones_like(gamma)
+    found = [fit.mixture(one) for one in (gain, top, slope)]
+    return Contrasts(found[0], found[1], found[2], gain, top, slope, gamma)
+
+
+@dataclass(frozen=True, eq=False)
+class PValues:
+    """p-values of the first two questions, one per table: of no difference, and of one beyond the margin."""
+
+    gain: Array
+    equivalent: Array
+    slope: Array
+    constant: Array
+    gain_sign: Array
+    slope_sign: Array
+
+    def better(self, level: float | Array) -> NDArray[np.str_]:
+        """The answers to the first question."""
+        found = np.where(self.equivalent < level, "no difference", "not resolved")
+        return np.where(self.gain < level, np.where(self.gain_sign > 0, "better", "worse"), found)
+
+    def growth(self, level: float | Array) -> NDArray[np.str_]:
+        """The answers to the second question."""
+        found = np.where(self.constant < level, "constant", "undecided")
+        return np.where(self.slope < level, np.where(self.slope_sign > 0, "grows", "shrinks"), found)
+
+
+def p_values(found: Contrasts, rule: DecisionRule) -> PValues:
+    """The p-values of the contrasts."""
+    within = np.log1p(rule.equivalence)
+    return PValues(
+        found.gain.p_value(), found.gain.p_outside(within),
+        found.slope.p_value(), found.slope.p_outside(rule.margin * np.abs(found.gamma)),
+        found.gain.mean, found.slope.mean,
+    )  # fmt: skip
+
+
+def by_what(
+    p_exponent: float, p_irreducible: float, delta_gamma: float, delta_e: float, level: float
+) -> ByWhat:
+    """The answer to the third question, of an arm whose gain grows.
+
+    `p_exponent` is that of an equal E, so a small one rejects that the exponent alone differs;
+    `p_irreducible` of an equal exponent. `delta_gamma` and `delta_e` are fitted together.
+    """
+    if p_exponent >= level:
+        return "exponent" if p_irreducible < level and delta_gamma > 0 else "either"
+    if p_irreducible >= level:
+        return "irreducible loss" if delta_e < 0 else "either"
+    if delta_gamma > 0 and delta_e < 0:
+        return "both"
+    return "exponent" if delta_gamma > 0 else "irreducible loss"
+
+
+def holm_levels(p: Sequence[float], level: float) -> list[float]:
+    """The level at which each arm is judged for a family-wise error rate of `level` (Holm).
+
+    `p` is the smallest p-value of an arm's question. The two null hypotheses of a question (no difference,
+    and one beyond the margin) exclude each other, so both may be tested at the arm's level.
+    """
+    order = np.argsort(p, kind="stable")
+    levels = [0.0] * len(p)
+    share, failed = level, False
+    for rank, i in enumerate(order):
+        if not failed:
+            share = level / (len(p) - rank)
+            failed = p[i] >= share
+        levels[int(i)] = share
+    return levels
+
+
+def as_better(word: object) -> Better:
+    """A word of an array."""
+    return cast(Better, str(word))
+
+
+def as_growth(word: object) -> Growth:
+    """A word of an array."""
+    return cast(Growth, str(word))
+
+
+def common_range(x: Array, mask: NDArray[np.bool_], arms: tuple[int, int]) -> tuple[float, float] | None:
+    """The log compute that both arms cover; None if they never overlap."""
+    (a, b), (c, d) = ((float(x[i][mask[i]].min()), float(x[i][mask[i]].max())) for i in arms)
+    low, high = max(a, c), min(b, d)
+    return (low, high) if low <= high + 0.01 else None
