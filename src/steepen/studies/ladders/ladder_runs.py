@@ -24,6 +24,7 @@ from steepen.studies.context import StudyContext, require_all_finished
 from steepen.utils.rows import Rows
 
 Measure = Literal["flops", "seconds"]  # what ladders are compared by
+BOOTSTRAP_DRAWS = 2000  # of the intervals of interpolated multipliers
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,7 @@ def judge_ladders(
     ladders = to_ladders(measured, by)
     unit = "FLOPs" if by == "flops" else by
     request = AnalysisRequest(
-        reference=reference, noise=noise, unit=unit, c0=c0 if by == "flops" else None,
+        reference=reference, noise=noise, draws=BOOTSTRAP_DRAWS, unit=unit, c0=c0 if by == "flops" else None,
         lr_regret=lr_regret,
     )  # fmt: skip
     return JudgedLadders(analyse(ladders, request, hold_out), ladders)
