@@ -19,6 +19,7 @@ from steepen.laws.table_model import Cells, Laws, fit_tables, seed_variances
 from steepen.laws.verdict.questions import DecisionRule, by_what, contrasts, holm_levels, p_values
 from steepen.laws.verdict.sentences import saving
 from steepen.requests.fit import parse_irreducible_loss
+from steepen.results.fit import ComputeResult
 
 FLOPS = np.geomspace(3.25e17, 1.01e20, 8)
 H200 = Path(__file__).parents[2] / "results" / "h200-mini" / "untuned.csv"
@@ -87,6 +88,7 @@ def test_seed_variance_follows_compute_and_does_not_fall_above_the_last_replicat
 
 def test_h200_mini_three_arms_are_better_and_none_grows() -> None:
     found = steepen.fit(H200, reference="vanilla")
+    assert isinstance(found, ComputeResult)
     assert {found[arm].better for arm in ("untied-grow", "untied-2", "operator-1")} == {"better"}
     assert not any(verdict.growth in ("grows", "shrinks") for verdict in found.verdicts.values())
     assert 0.003 < found.analysis.lack_of_fit < 0.02
@@ -213,7 +215,8 @@ def test_known_irreducible_loss() -> None:
         analyse(table, AnalysisRequest("v", irreducible_loss=e)) for e in (None, (1.83, 0.02), (1.83, 0.0))
     )
     widths = [
-        np.subtract(*part.primary_fit.arms["a"].gamma.unconditional[::-1]) for part in (free, prior, held)
+        part.primary_fit.arms["a"].gamma.unconditional[1] - part.primary_fit.arms["a"].gamma.unconditional[0]
+        for part in (free, prior, held)
     ]
     assert widths[0] > widths[1] > widths[2]
     assert held.primary_fit.arms["a"].e.value == pytest.approx(1.83, abs=1e-9)
