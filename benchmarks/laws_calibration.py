@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from steepen.laws.fits.chinchilla import ChinchillaSettings, fit_chinchilla
 from steepen.laws.table_model import Array, Cells, Laws, TableFit, fit_tables, parameter_contrast
@@ -67,7 +68,7 @@ class Rates:
     count: int = 0
     sums: dict[str, float] = field(default_factory=dict)
 
-    def add(self, **rates: Array) -> None:
+    def add(self, **rates: NDArray[np.bool_]) -> None:
         """Add one array of outcomes for each name."""
         for name, values in rates.items():
             self.sums[name] = self.sums.get(name, 0.0) + float(np.sum(values))
@@ -152,7 +153,7 @@ def measure(one: Scenario, draws: int, seed: int = 11) -> tuple[Rates, Rates]:
     return ours, oracle
 
 
-def outcomes(found: Contrasts, gain: float, slope: float) -> dict[str, Array]:
+def outcomes(found: Contrasts, gain: float, slope: float) -> dict[str, NDArray[np.bool_]]:
     """For each draw: whether each word is given, whether it is false, and whether the truth is covered."""
     p = p_values(found, RULE)
     better, growth = p.better(RULE.level), p.growth(RULE.level)

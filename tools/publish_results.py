@@ -137,25 +137,15 @@ def verdict_table(rows: Sequence[dict[str, Any]], reference: str) -> str:
     assert isinstance(found, ComputeResult)
     lines: list[list[str]] = []
     for row in found.to_rows():
-        gain = at = "–"
+        gain = slope = "–"
         if row["delta_gamma"] is not None:
+            low, high = row["multiplier_low"], row["multiplier_high"]
+            gain = f"{row['multiplier']:.3f} ({low:.3f} to {high:.3f})"
             low, high = row["delta_gamma_low"], row["delta_gamma_high"]
-            gain = f"{row['delta_gamma']:+.4f} ({low:+.4f} to {high:+.4f})"
-            measured = found.analysis.multipliers[row["arm"]]
-            inside = [one for one in measured if one.method == "interpolated"]
-            if inside:
-                top = max(inside, key=lambda one: one.flops)
-                at = f"{top.value:.3f} ({top.low:.3f} to {top.high:.3f}) at {top.flops:.2g}"
-        lines.append(
-            [
-                find_arm(row["arm"]).title,
-                row["verdict"],
-                f"{row['gamma']:.4f} ({row['gamma_low']:.4f} to {row['gamma_high']:.4f})",
-                gain,
-                at,
-            ]
-        )
-    return markdown(["arm", "verdict", "γ", "Δγ", "interpolated multiplier at FLOPs"], lines)
+            slope = f"{row['delta_gamma']:+.4f} ({low:+.4f} to {high:+.4f})"
+        law = f"{row['gamma']:.4f} ({row['gamma_low']:.4f} to {row['gamma_high']:.4f})"
+        lines.append([find_arm(row["arm"]).title, row["better"], gain, row["growth"] or "–", slope, law])
+    return markdown(["arm", "in range", "mean multiplier (95%)", "gain", "Δγ (95%)", "γ (90%)"], lines)
 
 
 def study_tables(answer: Mapping[str, Any]) -> list[str]:

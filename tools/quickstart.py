@@ -28,11 +28,11 @@ def main(preset: str) -> int:
         fitting = process.submit(steepen.fit, "paper:fineweb")  # beside the drawing of the page
         page = study.report(OUT)
         paper: Any = fitting.result()
-    say(f"\nThe paper's ladders, {paper_ladders('paper:fineweb').title}: does the gain over vanilla grow?\n")
+    say(
+        f"\nThe paper's ladders, {paper_ladders('paper:fineweb').title}: better than vanilla, and does the gain grow?\n"
+    )
     for arm, verdict in paper.verdicts.items():
-        gain = verdict.growth + (" (fragile)" if verdict.fragile else "")
-        by_what = verdict.by_what and verdict.by_what + (" (fragile)" if verdict.by_what_fragile else "")
-        print(f"  {arm:18} {gain:16} {by_what or ''}".rstrip())
+        print(f"  {arm:18} {verdict.gain.value:.2f}×  {verdict.word}")
     largest = max(paper.verdicts.values(), key=lambda verdict: abs(verdict.delta_gamma))
     top = max(record.flops for record in study.runs.records())
     say(f"\nYour ladder, {len(study.runs)} runs up to {top:.2g} FLOPs:\n")

@@ -54,7 +54,7 @@ def test_page_sections_are_in_order_with_verdicts_first(
     text = Outline(render_page([study])).text
     parts = [
         "Do operator-1, untied-grow scale better than vanilla",
-        "untied-grow against vanilla: grows",
+        "untied-grow against vanilla: better",
         "Loss against compute",
         "Verdicts against vanilla",
         "Method",
@@ -78,7 +78,7 @@ def test_page_states_each_verdict_once(finished: Callable[[str], LoadedStudy]) -
     visible = Outline(render_page([study])).text.split("Every number")[0]
     for judged in study.answer.verdicts:
         sentence = re.sub(r"(?<=[ (])-(?=[\d.])", "−", judged.verdict.sentence)
-        assert visible.count(sentence) == 1
+        assert visible.split("All values (JSON)")[0].count(sentence) == 1
     assert study.answer.findings[-1] in visible
 
 
@@ -100,7 +100,7 @@ def test_verdicts_absent_from_the_findings_follow_them(
     page = render_page([replace(study, answer=replace(study.answer, verdicts=verdicts))])
     assert len(re.findall(r'<article class="verdict', page)) == 2
     text = Outline(page).text
-    assert text.index("untied-grow against vanilla: grows") < text.index("Verdicts per second")
+    assert text.index("untied-grow against vanilla: better") < text.index("Verdicts per second")
     assert "untied-grow per second: undecided." in text
 
 

@@ -111,10 +111,10 @@ def shown(study: LoadedStudy, width: int = 100) -> str:
 def test_terminal_prints_verdicts_before_tables(finished: Callable[[str], LoadedStudy]) -> None:
     study = finished("ladder")
     text = shown(replace(study, answer=replace(study.answer, warnings=("a rung is missing.",))))
-    parts = ("Simulated laws", "Operator-1 grows", "Verdicts against vanilla", "warning")
+    parts = ("Simulated laws", "Operator-1 better", "Verdicts against vanilla", "warning")
     places = [text.index(part) for part in parts]
     assert places == sorted(places)
-    assert " ".join(text.split()).count("untied-grow against vanilla: grows") == 1
+    assert " ".join(text.split()).count("untied-grow against vanilla: better") == 1
 
 
 def test_wide_tables_wrap_between_columns(

@@ -201,9 +201,9 @@ def simulate_power(plan: LadderPlan, draws: int = 1000, seed: int = 0) -> Power:
         direction = np.zeros(fit.cells.x.shape)
         direction[1] = 1.0
         slope, e = fit.with_error(slope_contrast(fit.laws, (0, 1)), direction)
-        for i in np.flatnonzero(grown == "grows"):
-            p_e, p_slope, delta, shift = e.p_value()[i], slope.p_value()[i], slope.mean[i], e.mean[i]
-            causes.append(by_what(float(p_e), float(p_slope), float(delta), float(shift), plan.rule.level))
+        tests = np.stack([e.p_value(), slope.p_value(), slope.mean, e.mean], axis=1)
+        for p_exponent, p_irreducible, delta_gamma, delta_e in tests[grown == "grows"].tolist():
+            causes.append(by_what(p_exponent, p_irreducible, delta_gamma, delta_e, plan.rule.level))
     expected_better, expected_growth = _expected(plan)
     better_fractions: dict[Better, float] = {word: better.count(word) / draws for word in BETTER}
     growth_fractions: dict[Growth, float] = {word: growth.count(word) / draws for word in GROWTH}

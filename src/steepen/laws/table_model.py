@@ -167,8 +167,8 @@ def noise_model(
     logs = np.linalg.slogdet(covariance)[1] + np.linalg.slogdet(scaled)[1] + 2 * np.log(scale).sum(axis=2)
     with np.errstate(divide="ignore"):
         drawn = np.where(held | (prior == 0), 0.0, np.log(np.where(prior > 0, prior, 1.0))).sum(axis=1)
-    total: Array = logs.sum(axis=1) + np.linalg.slogdet(schur + held[:, :, None] * np.eye(size))[1] - drawn
-    return precision, inverse, lean, spread, total
+    total = logs.sum(axis=1) + np.linalg.slogdet(schur + held[:, :, None] * np.eye(size))[1] - drawn
+    return np.asarray(precision, float), inverse, lean, np.asarray(spread, float), np.asarray(total, float)
 
 
 @dataclass(frozen=True, eq=False)
@@ -341,7 +341,7 @@ def seed_variances(cells: Cells, squares: Array) -> SeedVariances | None:
 def _inverse_trigamma(y: Array) -> Array:
     x = 0.5 + 1 / y
     for _ in range(30):
-        value: Array = special.polygamma(1, x)
+        value = special.polygamma(1, x)
         x = x + value * (1 - value / y) / special.polygamma(2, x)
     return x
 
