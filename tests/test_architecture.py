@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
         *("evaluation.scored_runs", "results.panel", "results.table", "results.render", "results.text"),
     },
     # Rows and how they are shown. `report.figure` draws the panels of a result.
-    "results": {"laws", "report.colours", "report.figure", "report.law_panels", "utils"},
+    "results": {"laws", "runs", "report.colours", "report.figure", "report.law_panels", "utils"},
     # What can be asked; `cli` and `api` have what is not a request yet.
     "requests": {
         *("data", "model", "recipe", "runs", "launch", "training", "evaluation", "studies", "laws", "report"),

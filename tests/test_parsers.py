@@ -10,7 +10,7 @@ import math
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import typer
@@ -43,11 +43,12 @@ from steepen.recipe.paper_tables import PAPER
 from steepen.recipe.recipe_choice import choose_recipes
 from steepen.recipe.recipe_file import RecipeFile, read_recipe
 from steepen.report.write import parse_formats
+from steepen.requests.runs import ListRuns
 from steepen.runs.fields import sort_by_field
 from steepen.runs.metrics import read_metrics
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, override
-from steepen.runs.status import check_status
+from steepen.runs.status import STATUSES
 from steepen.studies.answer import Answer
 from steepen.studies.driver.journal import Journal
 from steepen.studies.preset import load_preset
@@ -131,10 +132,7 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Callable[[Any], bool]]] = {
         lambda found: isinstance(found, bool),
     ),
     "--sort of runs": (lambda text: sort_by_field([], text), lambda found: found == []),
-    "--status": (
-        check_status,
-        lambda found: found in ("finished", "running", "failed", "interrupted", "waiting"),
-    ),
+    "--status": (lambda text: ListRuns(status=cast("Any", text)).status, lambda found: found in STATUSES),
     "formats of figures": (parse_formats, bool),
     "tokenizer": (parse_tokenizer, lambda found: found is None or 258 <= found <= MAX_BPE),
     "arm": (find_arm, lambda found: all(p <= MAX_PASSES for s in found.passes.stages for p in s.passes)),

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from steepen.api.plans import best_passes as best_passes
     from steepen.api.plans import plan as plan
     from steepen.api.plans import spec as spec
-    from steepen.api.runs import open_runs as open_runs
     from steepen.api.studies import dry_run_study as dry_run_study
     from steepen.api.studies import ladder as ladder
     from steepen.api.studies import open_study as open_study
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from steepen.model.arm import PassSchedule as PassSchedule
     from steepen.requests.fit import fit as fit
     from steepen.requests.power import power as power
+    from steepen.results.runs import open_runs as open_runs
 
     __version__: str
 
@@ -54,7 +54,7 @@ _LAZY = {
     **dict.fromkeys(("prepare", "train", "evaluate"), "steepen.api.training"),
     **dict.fromkeys(("ladder", "study", "dry_run_study", "open_study"), "steepen.api.studies"),
     "downstream": "steepen.api.downstream",
-    "open_runs": "steepen.api.runs",
+    "open_runs": "steepen.results.runs",
     "generate": "steepen.inference.generate",
     "export": "steepen.inference.export",
     "import_model": "steepen.inference.import_model",

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from steepen.api.plans import recipe_names
 from steepen.api.result import Result, marked_rows, new_axes, wrap
-from steepen.api.runs import Runs, open_runs
 from steepen.errors import UsageError
 from steepen.results.fit import verdict_words
+from steepen.results.runs import Runs, open_runs
 
 if TYPE_CHECKING:
     from steepen.model.arm import Arm

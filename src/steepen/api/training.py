@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steepen.api.result import Result, new_axes
-from steepen.api.runs import Run
+from steepen.results.runs import Run
 
 if TYPE_CHECKING:
     from steepen.data import Dataset
@@ -45,8 +45,8 @@ def train(
     `spec` is what `steepen.spec` returns, a dict, or a spec file. `options` are fields of `TrainOptions`:
     device, micro_batch, validate_every, checkpoint_every, trackers, …
     """
-    from steepen.api.runs import open_runs
     from steepen.data import Dataset
+    from steepen.results.runs import open_runs
     from steepen.runs.spec import RunSpec, read_spec
     from steepen.runs.store import RunStore
     from steepen.training.train_options import TrainOptions

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from steepen.cli.run_options import run_path
+from steepen.results.runs import run_path
 from steepen.utils.printable_stream import unwrapped
 
 

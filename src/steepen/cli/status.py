@@ -13,7 +13,6 @@ import typer
 
 from steepen.cli.launch_options import Studies
 from steepen.cli.run_options import Json
-from steepen.cli.runs import print_rows
 from steepen.errors import UsageError
 from steepen.utils.printable_stream import unwrapped
 
@@ -64,6 +63,8 @@ def status(
 
 def _show(study: str | None, studies: Path, runs: Path | None, as_json: bool) -> str:
     """Print the progress of one study or of all; returns "running", "preparing" (data) or "ended"."""
+    from steepen.results.runs import run_blocks
+    from steepen.results.text import print_blocks
     from steepen.studies.driver.journal import (
         Journal,
         find_preparing,
@@ -109,7 +110,7 @@ def _show(study: str | None, studies: Path, runs: Path | None, as_json: bool) ->
         print(wrap_to_terminal(found.message, sys.stdout))
     shown = [row for row in found.runs if row.status in ("running", "failed", "interrupted", "unknown")]
     if shown:
-        print_rows(shown)
+        print_blocks(lambda width: run_blocks([vars(row) for row in shown], width))
     return "running" if found.state == "running" else "ended"
 
 

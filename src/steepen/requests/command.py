@@ -74,7 +74,9 @@ def marked_up(kind: type[Request[Any]], text: str) -> str:
 
 
 def _shown_name(field: Field) -> str:
-    return field.name.upper() if isinstance(field.option, Argument) else field.flags[0]
+    if isinstance(field.option, Argument):
+        return field.option.metavar or field.name.upper()
+    return field.flags[0]
 
 
 def _parameter(kind: type[Request[Any]], field: Field) -> inspect.Parameter:
