@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from steepen.api.studies import ladder as ladder
     from steepen.api.studies import open_study as open_study
     from steepen.api.studies import study as study
-    from steepen.api.training import evaluate as evaluate
     from steepen.api.training import prepare as prepare
     from steepen.api.training import train as train
     from steepen.errors import SteepenError as SteepenError
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from steepen.inference.import_model import import_model as import_model
     from steepen.model.arm import Arm as Arm
     from steepen.model.arm import PassSchedule as PassSchedule
+    from steepen.requests.evaluate import evaluate as evaluate
     from steepen.requests.fit import fit as fit
     from steepen.requests.power import power as power
     from steepen.results.runs import open_runs as open_runs
@@ -50,8 +50,9 @@ if TYPE_CHECKING:
 _LAZY = {
     "fit": "steepen.requests.fit",
     "power": "steepen.requests.power",
+    "evaluate": "steepen.requests.evaluate",
     **dict.fromkeys(("arms", "plan", "best_passes", "spec"), "steepen.api.plans"),
-    **dict.fromkeys(("prepare", "train", "evaluate"), "steepen.api.training"),
+    **dict.fromkeys(("prepare", "train"), "steepen.api.training"),
     **dict.fromkeys(("ladder", "study", "dry_run_study", "open_study"), "steepen.api.studies"),
     "downstream": "steepen.api.downstream",
     "open_runs": "steepen.results.runs",

@@ -433,9 +433,12 @@ def train(
         return
     wanted = None
     if core is not None or kl_depth or passes is not None:
-        from steepen.cli.score_options import make_request
+        from steepen.evaluation.score_options import ScoreOptions
+        from steepen.utils.values import parse_integers
 
-        wanted = make_request(core, kl_depth=kl_depth, passes=passes, examples=core_examples)
+        chosen = None if passes is None else parse_integers(passes)
+        wanted = ScoreOptions(core=core, kl_depth=kl_depth, passes=chosen, core_examples=core_examples)
+        wanted.check_scores()
     from steepen.runs.spec import expected_flops
     from steepen.runs.store import RunStore
     from steepen.training.device import find_device
@@ -465,10 +468,10 @@ def train(
     if ranks_only or not place.is_main:
         return
     if wanted is not None:
-        from steepen.cli.score_tables import print_scores
         from steepen.evaluation.evaluate_run import evaluate
+        from steepen.results.evaluate import score_blocks
+        from steepen.results.text import print_blocks
 
-        on_scores = None if as_json else print_scores
         found = evaluate(
             runs / run.hash,
             dataset,
@@ -476,8 +479,9 @@ def train(
             update_record=True,
             device=device,
             quiet=as_json,
-            on_scores=on_scores,
         )
+        if not as_json:
+            print_blocks(lambda _: score_blocks(found.scores))
         for note in found.notes:
             print(wrap_to_terminal(f"note: {note}", sys.stderr), file=sys.stderr)
         record = store.record(run) or record

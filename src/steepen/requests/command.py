@@ -11,7 +11,7 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,7 +41,7 @@ def command_function(kind: type[Request[Any]]) -> Callable[..., None]:
             error.args = (with_flags(kind, str(error)),)
             raise
         if result is not None:
-            _show(result, bool(as_json), figure, tables)
+            show_result(kind, result, bool(as_json), figure, tables)
 
     parameters = [_parameter(kind, field) for field in fields]
     parameters += [
@@ -156,12 +156,18 @@ def _check_suffixes(figure: str | None, tables: list[str]) -> None:
         check_table(Path(path))
 
 
-def _show(result: Any, as_json: bool, figure: str | None, tables: list[str]) -> None:
-    """Print the result and write its files."""
+def show_result(
+    kind: type[Request[Any]],
+    result: Any,
+    as_json: bool,
+    figure: str | None = None,
+    tables: Sequence[str] = (),
+) -> None:
+    """Print the result of a request and write its files."""
     from steepen.utils.formatting import wrap_to_terminal
 
     for note in result.notes:
-        print(wrap_to_terminal(f"note: {note}", sys.stderr), file=sys.stderr)
+        print(wrap_to_terminal(f"note: {with_flags(kind, note)}", sys.stderr), file=sys.stderr)
     if figure is not None:
         result.save_figure(figure)
     for path in tables:

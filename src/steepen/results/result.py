@@ -119,7 +119,10 @@ class Result(ABC):
         from steepen.report.figure import save_panels
 
         check_figure(Path(path))
-        save_panels(self.panels(), Path(path))
+        panels = self.panels()
+        if not panels:
+            raise UsageError("there is nothing to draw in this result: no figure was written.")
+        save_panels(panels, Path(path))
         return Path(path)
 
     def print(self) -> None:
