@@ -1,4 +1,4 @@
-"""A fake `steepen train` for tests of launching; it needs no torch.
+"""A fake of the request `train` for tests of launching: the program of a worker, which needs no torch.
 
 It behaves as training does: holds the lock, saves after every step, resumes from its checkpoint, stops on
 SIGTERM after saving, and writes record.json at the end. Its loss depends on every step, so a run resumed
@@ -8,7 +8,6 @@ once, half-way.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -17,15 +16,25 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from steepen.launch.subprocess_entry import terminate_with_parent
+from steepen.errors import SteepenError, UsageError
 from steepen.recipe.flops import compute_active_parameters, stored_parameters
+from steepen.requests import worker
 from steepen.runs.record import Parameters, RunRecord, ValidationScore
-from steepen.runs.spec import RunSpec, expected_flops, read_spec
+from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunDirectory, RunStore
 from steepen.utils.json_io import write_json
 
 DIVERGED = "the loss is nan at step 2; lower the learning rate."
+
+
+class Diverged(SteepenError):
+    pass
+
+
+class Stopped(SteepenError):
+    transient = True
 
 
 def contribution(spec: RunSpec, step: int) -> float:
@@ -82,7 +91,7 @@ def train(spec: RunSpec, run: RunDirectory) -> None:
     while step < spec.steps:
         if spec.seed == 13 and step == 1:
             write_json(run.failure_file, {"kind": "Diverged", "message": DIVERGED})
-            sys.exit(f"steepen: {DIVERGED}")
+            raise Diverged(DIVERGED)
         if spec.seed == 99 or (spec.seed == 50 and step == 3 and not resumed):
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.02)
@@ -94,21 +103,21 @@ def train(spec: RunSpec, run: RunDirectory) -> None:
         with run.metrics_file.open("a") as file:
             file.write(json.dumps({"step": step, "loss": loss, "tokens_per_second": 1000.0}) + "\n")
         if stopped and step < spec.steps:
-            sys.exit(128 + stopped[0])
+            raise Stopped(f"stopped by signal {stopped[0]}.")
     with (run.path / "trained.txt").open("a") as file:
         file.write("once\n")
     write_json(run.record_file, record_of(spec, loss, resumed=int(resumed)).to_dict())
 
 
-if __name__ == "__main__":
-    terminate_with_parent()
-    parser = argparse.ArgumentParser()
-    for option in ("--spec", "--data", "--runs"):
-        parser.add_argument(option, type=Path, required=True)
-    parser.add_argument("--wait", action="store_true")
-    options = parser.parse_args()
-    spec = read_spec(options.spec)
-    directory = RunStore(options.runs).run(spec)
-    with directory.lock(options.wait, poll_seconds=0.05):
+def run(request: dict[str, Any]) -> None:
+    spec = RunSpec.from_dict(request["spec"])
+    if "no_such_field" in request:
+        raise UsageError("a request to train has no field 'no_such_field'.")
+    directory = RunStore(Path(request["runs"])).run(spec)
+    with directory.lock(request["wait"], poll_seconds=0.05):
         if directory.record() is None:
             train(spec, directory)
+
+
+if __name__ == "__main__":
+    sys.exit(worker.main(run))

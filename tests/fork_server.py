@@ -22,19 +22,19 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from steepen.launch.subprocess_entry import terminate_with_parent
 from steepen.launch.worker import python_path
+from steepen.requests.app import main
+from steepen.requests.worker import run_rank, terminate_with_parent
 
 ORPHAN_SECONDS = 30.0  # for the workers of a killed study to save and end
 _PR_SET_CHILD_SUBREAPER = 36
 PRELOADED = (  # what the commands import
     "torch._dynamo",
     "rich.table",
-    "steepen.cli.app",
     "steepen.data.prepare",
     "steepen.evaluation.evaluate_run",
     "steepen.report.terminal",
@@ -42,15 +42,18 @@ PRELOADED = (  # what the commands import
 )
 
 
-def become(commands: list[str], environment: dict[str, str], log: str) -> NoReturn:
+def become(
+    commands: list[str],
+    environment: dict[str, str],
+    log: str,
+    run: Callable[[list[str]], int] = main,
+) -> NoReturn:
     """Run one command in this forked process, as a process of its own would."""
     _redirect(os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
     os.environ.update(environment)
     code = 70
     try:
-        from steepen.cli.app import main
-
-        code = main(commands)
+        code = run(commands)
         sys.stdout.flush()
         sys.stderr.flush()
     except SystemExit as stop:
@@ -114,19 +117,20 @@ class ForkedCommand(ForkedProcess):
     """A `python -m steepen …`, or a rank that it starts, with its output in `log`."""
 
     def __init__(self, command: Sequence[str], env: dict[str, str], log: Path) -> None:
-        assert command[1] == "-m" and command[2] in ("steepen", "steepen.launch.subprocess_entry"), command
+        assert command[1] == "-m" and command[2] in ("steepen", "steepen.requests.worker"), command
         super().__init__(os.fork())
         if not self.pid:
             _as_if_started(env)
             terminate_with_parent()
-            become(list(command[3:]), {}, str(log))
+            run = main if command[2] == "steepen" else lambda words: run_rank(Path(words[0]))
+            become(list(command[3:]), {}, str(log), run)
 
 
 class ForkedWorker(ForkedProcess):
     """A worker process of the launcher of local runs."""
 
     def __init__(self, command: list[str], *, env: dict[str, str], **_: Any) -> None:
-        assert command[1:] == ["-m", "steepen.launch.worker_process"], command
+        assert command[1:] == ["-m", "steepen.requests.worker"], command
         requests, answers = os.pipe(), os.pipe()
         super().__init__(os.fork())
         if not self.pid:
@@ -134,9 +138,9 @@ class ForkedWorker(ForkedProcess):
             try:
                 _redirect(requests[0], answers[1], os.open(os.devnull, os.O_WRONLY))
                 _as_if_started(env)
-                from steepen.launch import worker_process
+                from steepen.requests import worker
 
-                code = worker_process.main()
+                code = worker.main()
             except SystemExit as stop:
                 code = stop.code if isinstance(stop.code, int) else 1
             finally:

@@ -46,7 +46,11 @@ ALLOWED: dict[str, set[str]] = {
         *("evaluation.scored_runs", "results.panel", "results.table", "results.render", "results.text"),
     },
     # Rows and how they are shown. `report.figure` draws the panels of a result.
-    "results": {"laws", "runs", "report.colours", "report.figure", "report.law_panels", "utils"},
+    "results": {
+        *("laws", "runs", "evaluation.evaluate_many", "evaluation.forecast", "evaluation.scored_runs"),
+        *("report.colours", "report.figure", "report.law_panels", "report.score_panels", "utils"),
+        *("report.terminal", "studies.answer", "studies.scores.score_ladders"),
+    },
     # What can be asked; `cli` and `api` have what is not a request yet.
     "requests": {
         *("data", "model", "recipe", "runs", "launch", "training", "evaluation", "studies", "laws", "report"),

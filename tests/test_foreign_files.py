@@ -22,7 +22,7 @@ from fake_trainer import record_of
 from run_fixtures import make_spec
 from steepen.cli.app import main
 from steepen.errors import UsageError, show
-from steepen.launch.worker import TrainCommand, TrainProcess
+from steepen.launch.worker import Task, TaskProcess
 from steepen.report.contents import figure_csv
 from steepen.results.render import to_csv
 from steepen.runs.spec import RunSpec
@@ -86,11 +86,11 @@ def test_worker_does_not_import_modules_of_the_current_directory(
         (tmp_path / f"{name}.py").write_text("open('imported', 'w').close()\n")
     script = tmp_path / "elsewhere" / "program.py"
     script.parent.mkdir()
-    script.write_text("import json, yaml; yaml.safe_load('a')\n")
+    run = "from steepen.requests import worker\nworker.main(lambda request: 1)\n"
+    script.write_text(f"import json, yaml; yaml.safe_load('a')\n{run}")
     monkeypatch.chdir(tmp_path)
-    command = TrainCommand(str(tmp_path / "run"), "data", program=(str(script),))
-    process = TrainProcess(command)
-    assert process.wait().exit_code == 0
+    process = TaskProcess(Task({}, str(tmp_path / "run" / "log.txt"), program=(str(script),)))
+    assert process.wait().failure is None
     process.worker.close()
     assert not (tmp_path / "imported").exists()
 

@@ -86,7 +86,7 @@ OUT_OF_STEEPEN = [
     "steepen.requests.app:root_command",
     "steepen.launch.local:subprocess.Popen",
     "steepen.launch.worker:run_attempt",
-    "steepen.launch.worker_process:main",
+    "steepen.requests.worker:main",
     "steepen.__main__:main",
     "steepen:report",
     "steepen:fit",
@@ -241,7 +241,7 @@ def test_launcher_replaces_the_spec_that_a_worker_will_trust(tmp_path: Path) -> 
     spec = replace(a_spec(1), code="0123456789abcdef")
     file = context.store.run(spec).spec_file
     write_json(file, {"arm": {"block": "theirs:Block"}})
-    assert "--trust-code" in context.train_command(spec).program_arguments
+    assert json.loads(context.task(spec).to_line())["trust"]
     assert read_json(file) == spec.to_dict()
 
 

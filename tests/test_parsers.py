@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from run_fixtures import make_spec
 from steepen.cli.parse_lists import MAX_INTEGER, parse_integers, parse_words
 from steepen.cli.token_count import parse_token_count
-from steepen.cli.train import _whole
 from steepen.data.manifest import MANIFEST, Manifest
 from steepen.data.tokenize_source import JOURNAL, read_journal
 from steepen.data.tokenizer import MAX_BPE, Tokenizer, parse_tokenizer
@@ -44,6 +43,7 @@ from steepen.recipe.recipe_choice import choose_recipes
 from steepen.recipe.recipe_file import RecipeFile, read_recipe
 from steepen.report.write import parse_formats
 from steepen.requests.runs import ListRuns
+from steepen.requests.train import Train
 from steepen.runs.fields import sort_by_field
 from steepen.runs.metrics import read_metrics
 from steepen.runs.record import RunRecord
@@ -108,8 +108,8 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Callable[[Any], bool]]] = {
     ),
     "token counts": (parse_token_count, whole(0, 10**15)),
     "micro-batch": (
-        lambda text: _whole(text, "micro-batch", "auto"),
-        lambda found: found == "auto" or 1 <= found < 10**9,
+        lambda text: Train({}, micro_batch=text).micro_batch,  # pyright: ignore[reportArgumentType]
+        lambda found: found == "auto" or 1 <= found <= 10**9,
     ),
     "budget": (
         Budget.parse,

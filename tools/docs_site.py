@@ -15,9 +15,9 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = {
     "steepen.results.fit": ["ComputeResult", "ChinchillaResult", "IsoflopResult"],
     "steepen.results.power": ["PowerResult"],
-    "steepen.api.runs": ["Runs", "Run"],
+    "steepen.results.runs": ["Runs", "Run"],
     "steepen.api.studies": ["Study"],
-    "steepen.api.training": ["EvaluationResult"],
+    "steepen.results.evaluate": ["EvaluationResult"],
 }
 
 

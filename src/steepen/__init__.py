@@ -7,7 +7,7 @@ Everything that a notebook needs is here, and loaded when it is first used:
 - `prepare`, `train`, `evaluate`, `generate`: data, one run, its scores and its text
 - `ladder`, `study`, `dry_run_study`, `open_study`, `report`: a question with all its runs, and its page
 - `open_runs`: the runs of a directory, filtered, as a frame
-- `downstream`: scores along ladders, at equal loss, and forecast beyond the runs
+- `downstream`, `forecast`: scores along ladders, at equal loss, and beyond the runs
 - `export`, `import_model`, `pack`, `unpack`: models in other formats, and a study as one file
 - `Arm`, `PassSchedule`: what a custom arm is made of
 
@@ -20,29 +20,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from steepen.api.downstream import downstream as downstream
     from steepen.api.pack import pack as pack
     from steepen.api.pack import unpack as unpack
     from steepen.api.plans import arms as arms
     from steepen.api.plans import best_passes as best_passes
     from steepen.api.plans import plan as plan
-    from steepen.api.plans import spec as spec
     from steepen.api.studies import dry_run_study as dry_run_study
     from steepen.api.studies import ladder as ladder
     from steepen.api.studies import open_study as open_study
     from steepen.api.studies import study as study
     from steepen.api.training import prepare as prepare
-    from steepen.api.training import train as train
     from steepen.errors import SteepenError as SteepenError
     from steepen.errors import UsageError as UsageError
-    from steepen.inference.export import export as export
-    from steepen.inference.generate import generate as generate
-    from steepen.inference.import_model import import_model as import_model
     from steepen.model.arm import Arm as Arm
     from steepen.model.arm import PassSchedule as PassSchedule
     from steepen.requests.evaluate import evaluate as evaluate
     from steepen.requests.fit import fit as fit
+    from steepen.requests.forecast import downstream as downstream
+    from steepen.requests.forecast import forecast as forecast
+    from steepen.requests.models import export as export
+    from steepen.requests.models import generate as generate
+    from steepen.requests.models import import_model as import_model
     from steepen.requests.power import power as power
+    from steepen.requests.spec import spec as spec
+    from steepen.requests.train import train as train
     from steepen.results.runs import open_runs as open_runs
 
     __version__: str
@@ -51,14 +52,14 @@ _LAZY = {
     "fit": "steepen.requests.fit",
     "power": "steepen.requests.power",
     "evaluate": "steepen.requests.evaluate",
-    **dict.fromkeys(("arms", "plan", "best_passes", "spec"), "steepen.api.plans"),
-    **dict.fromkeys(("prepare", "train"), "steepen.api.training"),
+    "spec": "steepen.requests.spec",
+    "train": "steepen.requests.train",
+    **dict.fromkeys(("arms", "plan", "best_passes"), "steepen.api.plans"),
+    "prepare": "steepen.api.training",
     **dict.fromkeys(("ladder", "study", "dry_run_study", "open_study"), "steepen.api.studies"),
-    "downstream": "steepen.api.downstream",
+    **dict.fromkeys(("downstream", "forecast"), "steepen.requests.forecast"),
     "open_runs": "steepen.results.runs",
-    "generate": "steepen.inference.generate",
-    "export": "steepen.inference.export",
-    "import_model": "steepen.inference.import_model",
+    **dict.fromkeys(("generate", "export", "import_model"), "steepen.requests.models"),
     **dict.fromkeys(("pack", "unpack"), "steepen.api.pack"),
     **dict.fromkeys(("Arm", "PassSchedule"), "steepen.model.arm"),
     **dict.fromkeys(("SteepenError", "UsageError"), "steepen.errors"),
@@ -83,6 +84,7 @@ __all__ = [  # noqa: RUF022  (in the order of the docstring)
     "report",  # pyright: ignore[reportUnsupportedDunderAll]  (the package, which can be called)
     "open_runs",
     "downstream",
+    "forecast",
     "pack",
     "unpack",
     "Arm",

@@ -6,6 +6,7 @@ import difflib
 import reprlib
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 MAX_SHOWN = 200  # characters of a value in an error sentence
 MAX_SENTENCE = 1500  # characters of a message, whatever was put into it
@@ -18,6 +19,7 @@ class SteepenError(Exception):
     """
 
     exit_code = 1
+    transient = False  # another attempt may succeed
 
     def __init__(self, message: str = "") -> None:
         half = MAX_SENTENCE // 2
@@ -28,6 +30,49 @@ class UsageError(SteepenError):
     """An invalid request (a field, an option, a combination), rejected before anything was started."""
 
     exit_code = 2
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a request has no result: what a worker returns, a rank leaves and failure.json holds, as JSON."""
+
+    kind: str  # the name of the error: Diverged, OutOfMemory, UsageError, Killed, WorkerLost, …
+    message: str  # one sentence
+    exit_code: int = 1
+    transient: bool = False  # another attempt may succeed (a lost worker, a kill)
+
+
+class RemoteError(SteepenError):
+    """A failure in another process, with the kind and the exit code that it had there."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure, self.exit_code, self.transient = failure, failure.exit_code, failure.transient
+
+
+def failure_of(error: BaseException) -> Failure:
+    """An error as one sentence and an exit code, whoever raised it."""
+    kind = type(error).__name__
+    if isinstance(error, RemoteError):
+        return error.failure
+    if isinstance(error, SteepenError):
+        return Failure(kind, str(error), error.exit_code, error.transient)
+    if isinstance(error, KeyboardInterrupt):
+        return Failure(kind, "stopped by the user.", 130, transient=True)
+    if isinstance(error, OSError):
+        from steepen.utils.files import DISK_FULL
+
+        where = f" ({error.filename})" if error.filename else ""
+        if error.errno in DISK_FULL:
+            full = DISK_FULL[error.errno]
+            return Failure(kind, f"{full}{where}; free some space and run the same command again.")
+        return Failure(kind, f"{error.strerror or error}{where}.")
+    if isinstance(error, UnicodeEncodeError):  # pyarrow and other libraries take names in UTF-8 only
+        return Failure(kind, f"{shorten(str(error.object))!r} is not UTF-8; rename it, or write it in UTF-8.")
+    if is_out_of_memory(error):
+        return Failure("OutOfMemory", "out of memory; use smaller sizes, or a machine with more.")
+    reason = shorten(str(error))
+    return Failure(kind, f"internal error: {kind}: {reason} (add --debug for the traceback).", 70)
 
 
 def shorten(text: str, limit: int = MAX_SHOWN) -> str:

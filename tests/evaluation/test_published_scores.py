@@ -104,7 +104,7 @@ def test_published_scores_are_printed_beside_a_runs_own_and_not_saved(
 ) -> None:
     run = Path(shutil.copytree(trained, tmp_path / trained.name))
     words = ["eval", str(run), "--data", str(dataset.directory), "--core", str(bundle_folder)]
-    words += ["--examples", "2", "--kl-depth", "--passes", "1-4"]
+    words += ["--core-examples", "2", "--kl-depth", "--passes", "1-4"]
     assert main([*words, "--published", str(tables)]) == 0
     out, err = capsys.readouterr()
     assert "no published scores to compare with" in err and "published:" not in out

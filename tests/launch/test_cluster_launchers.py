@@ -47,7 +47,7 @@ def specs(data: Path, spec: Spec) -> list[RunSpec]:
 @pytest.fixture(scope="module")
 def expected(data: Path, specs: list[RunSpec], tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     """Losses as the local launcher finds them."""
-    context = LaunchContext(data, RunStore(tmp_path_factory.mktemp("local")), ("--device", "cpu"))
+    context = LaunchContext(data, RunStore(tmp_path_factory.mktemp("local")), {"device": "cpu"})
     bad = replace(specs[0], data=replace(specs[0].data, identity="another"))
     found = {
         outcome.spec: outcome for outcome in make_launcher("local", context, 2, []).launch([bad, *specs])
@@ -92,7 +92,7 @@ def check(outcomes: list[Outcome], expected: dict[int, float]) -> None:
 def test_ray_gives_the_same_results_though_a_worker_is_killed(
     data: Path, specs: list[RunSpec], expected: dict[int, float], tmp_path: Path
 ) -> None:
-    context = LaunchContext(data, RunStore(tmp_path / "runs"), ("--device", "cpu"))
+    context = LaunchContext(data, RunStore(tmp_path / "runs"), {"device": "cpu"})
     launcher = make_launcher("ray", context, 2, [])
     assert isinstance(launcher, RayLauncher)
     killer = Killer(context.store.run(specs[0]))
@@ -116,7 +116,7 @@ def test_submitit_gives_the_same_results_though_a_worker_is_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("steepen.launch.slurm.RESULT_SECONDS", 1.0)
-    context = LaunchContext(data, RunStore(tmp_path / "runs"), ("--device", "cpu"))
+    context = LaunchContext(data, RunStore(tmp_path / "runs"), {"device": "cpu"})
     killer = Killer(context.store.run(specs[0]))
     killer.start()
     check(list(make_launcher("slurm", context, 2, ["cluster=local"]).launch(specs)), expected)
@@ -138,7 +138,7 @@ def test_ray_reserves_the_gpus_of_a_run_together_on_one_node_or_several(
             context = LaunchContext(
                 data,
                 RunStore(tmp_path / f"runs-{on_node}"),
-                ("--device", "cpu", "--micro-batch", "1"),
+                {"device": "cpu", "micro_batch": 1},
                 gpus_per_run=GpusPerRun(2),
             )
             options = [f"address={cluster.address}", f"max_gpus_per_node={on_node}", "num_gpus=0"]
@@ -155,7 +155,7 @@ def test_ray_reserves_the_gpus_of_a_run_together_on_one_node_or_several(
             assert [bundle["CPU"] for bundle in group["bundles"].values()] == [on_node] * (2 // on_node)
             assert group["state"] == "REMOVED"  # its resources are free again
         # Runs on one GPU follow each other in one process of a Ray worker.
-        context = LaunchContext(data, RunStore(tmp_path / "runs"), ("--device", "cpu"))
+        context = LaunchContext(data, RunStore(tmp_path / "runs"), {"device": "cpu"})
         short = [replace(specs[0], seed=seed, steps=4) for seed in (3, 4)]
         launcher = make_launcher("ray", context, 1, [f"address={cluster.address}", "num_gpus=0"])
         assert [outcome.failure for outcome in launcher.launch(short)] == [None, None]
@@ -172,7 +172,7 @@ def test_a_slurm_job_makes_several_runs_in_one_process(
     identity = Dataset.open(data).identity
     made = [spec(seed, arm="vanilla", steps=4, identity=identity) for seed in range(4)]
     wrong = replace(made[1], data=replace(made[1].data, identity="another"))
-    context = LaunchContext(data, RunStore(tmp_path / "runs"), ("--device", "cpu"))
+    context = LaunchContext(data, RunStore(tmp_path / "runs"), {"device": "cpu"})
     launcher = make_launcher("slurm", context, 1, ["cluster=local", "runs_per_job=5"])
     outcomes = {outcome.spec: outcome for outcome in launcher.launch([made[0], wrong, *made[1:]])}
     assert [outcomes[one].failure for one in made] == [None] * 4
@@ -193,7 +193,7 @@ def test_results_of_slurm_jobs_are_never_unpickled(
         raise AssertionError("a pickle was loaded")
 
     monkeypatch.setattr(submitit.core.core.utils, "pickle_load", refuse)
-    context = LaunchContext(data, RunStore(tmp_path / "runs"), ("--device", "cpu"))
+    context = LaunchContext(data, RunStore(tmp_path / "runs"), {"device": "cpu"})
     short = spec(3, steps=2, identity=Dataset.open(data).identity)
     (outcome,) = make_launcher("slurm", context, 1, ["cluster=local"]).launch([short])
     assert outcome.record is not None

@@ -15,7 +15,7 @@ from steepen.launch.base import LaunchContext
 from steepen.launch.cost_estimate import START_SECONDS, Speed
 from steepen.launch.gpus_per_run import GpusPerRun
 from steepen.launch.local import LocalLauncher
-from steepen.launch.worker import Attempt, TrainCommand
+from steepen.launch.worker import Attempt, Task
 from steepen.model.arms import find_arm
 from steepen.optim.config import OptimizerConfig
 from steepen.recipe.paper_tables import recipe_of
@@ -70,15 +70,15 @@ class FakeProcess:
 
     started: ClassVar[list[FakeProcess]] = []
 
-    def __init__(self, command: TrainCommand, worker: Any = None) -> None:
-        self.command, self.ended, self.worker = command, False, self
+    def __init__(self, task: Task, worker: Any = None) -> None:
+        self.task, self.ended, self.worker = task, False, self
         FakeProcess.started.append(self)
 
     def poll(self) -> Attempt | None:
         if not self.ended:
             return None
-        (Path(self.command.run_directory) / "record.json").write_text("{}")  # damaged: an outcome, no retry
-        return Attempt(0)
+        Path(self.task.log).with_name("record.json").write_text("{}")  # damaged: an outcome, no retry
+        return Attempt()
 
     def close(self) -> None: ...
 
@@ -93,7 +93,7 @@ def test_local_launcher_shares_out_a_pool_of_gpus(
 ) -> None:
     gpus = [(str(number), "H100") for number in range(4)]
     monkeypatch.setattr(local_module, "visible_gpus", lambda: gpus)
-    monkeypatch.setattr(local_module, "TrainProcess", FakeProcess)
+    monkeypatch.setattr(local_module, "TaskProcess", FakeProcess)
     sizes = {1: 2, 2: 4, 3: 1, 4: 1}
     monkeypatch.setattr(GpusPerRun, "of", lambda self, spec: sizes[spec.seed])
     FakeProcess.started = []
@@ -101,7 +101,7 @@ def test_local_launcher_shares_out_a_pool_of_gpus(
     outcomes = launcher.launch(spec(seed) for seed in sizes)
 
     def visible() -> list[str]:
-        return [each.command.environment["CUDA_VISIBLE_DEVICES"] for each in FakeProcess.started]
+        return [each.task.environment["CUDA_VISIBLE_DEVICES"] for each in FakeProcess.started]
 
     original = local_module.time.sleep
 
@@ -115,8 +115,7 @@ def test_local_launcher_shares_out_a_pool_of_gpus(
     # The run of four GPUs waits for the first to end; the small ones wait behind it, and are not let past.
     assert visible() == ["0,1", "2,3,0,1", "2", "3"]
     assert ended == [1, 2, 3, 4]
-    ranks = [each.command.arguments for each in FakeProcess.started]
-    assert ranks == [("--gpus", "2"), ("--gpus", "4"), (), ()]
+    assert [each.task.request.get("gpus") for each in FakeProcess.started] == [2, 4, None, None]
 
 
 def test_run_that_needs_more_gpus_than_the_machine_has_is_rejected(

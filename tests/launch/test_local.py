@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -59,24 +60,20 @@ def test_a_failed_run_is_reported_and_the_others_finish(
 def test_a_usage_error_of_the_training_process_is_reported_and_not_retried(
     context: LaunchContext, spec: Spec
 ) -> None:
-    launcher = LocalLauncher(
-        LaunchContext(context.data, context.store, ("--no-such-option",), context.program), 1
-    )
+    launcher = LocalLauncher(replace(context, options={"no_such_field": 1}), 1)
     (outcome,) = launcher.launch([spec(1)])
     assert outcome.failure is not None and outcome.failure.kind == "UsageError"
-    assert "--no-such-option" in outcome.failure.message and outcome.retries == 0
+    assert "no_such_field" in outcome.failure.message and outcome.retries == 0
 
 
 def test_a_run_with_a_usage_error_is_listed_as_failed_until_it_is_trained(
     context: LaunchContext, spec: Spec
 ) -> None:
-    launcher = LocalLauncher(
-        LaunchContext(context.data, context.store, ("--no-such-option",), context.program), 1
-    )
+    launcher = LocalLauncher(replace(context, options={"no_such_field": 1}), 1)
     assert [outcome.failure is None for outcome in launcher.launch([spec(1), spec(2)])] == [False, False]
     rows = context.store.rows(status="failed")
     assert sorted(row.seed for row in rows) == [1, 2]
-    assert all("UsageError: " in row.cause and "--no-such-option" in row.cause for row in rows)
+    assert all("UsageError: " in row.cause and "no_such_field" in row.cause for row in rows)
     list(LocalLauncher(context, 1).launch([spec(1)]))
     assert [row.seed for row in context.store.rows(status="failed")] == [2]
 
@@ -87,11 +84,7 @@ def test_a_usage_error_does_not_overwrite_the_failure_file_of_a_diverged_run(
     run = context.store.run(spec(1))
     run.path.mkdir(parents=True)
     run.failure_file.write_text('{"kind": "Diverged", "message": "long ago."}')
-    list(
-        LocalLauncher(
-            LaunchContext(context.data, context.store, ("--no-such-option",), context.program), 1
-        ).launch([spec(1)])
-    )
+    list(LocalLauncher(replace(context, options={"no_such_field": 1}), 1).launch([spec(1)]))
     assert run.failure() == ("Diverged", "long ago.")
 
 
@@ -101,9 +94,7 @@ def test_an_old_failure_file_is_not_reported_as_the_cause_of_a_new_failure(
     run = context.store.run(spec(1))
     run.path.mkdir(parents=True)
     run.failure_file.write_text('{"kind": "Diverged", "message": "long ago."}')
-    launcher = LocalLauncher(
-        LaunchContext(context.data, context.store, ("--no-such-option",), context.program), 1
-    )
+    launcher = LocalLauncher(replace(context, options={"no_such_field": 1}), 1)
     (outcome,) = launcher.launch([spec(1)])
     assert outcome.failure is not None and outcome.failure.kind == "UsageError"
 
@@ -171,19 +162,21 @@ def test_closing_the_generator_stops_runs_after_a_checkpoint(
 def test_stop_waits_for_the_slowest_process(context: LaunchContext, spec: Spec, tmp_path: Path) -> None:
     slow = tmp_path / "slow.py"  # the one with seed 2 takes its time to stop
     slow.write_text(
-        "import json, pathlib, signal, sys, time\n"
-        "spec = pathlib.Path(sys.argv[sys.argv.index('--spec') + 1])\n"
-        "wait = 0.6 if json.loads(spec.read_text())['seed'] == 2 else 0\n"
-        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(wait), sys.exit(143)))\n"
-        "(spec.parent / 'ready').touch()\n"
-        "time.sleep(60)\n"
+        "import os, pathlib, signal, sys, time\n"
+        "from steepen.requests import worker\n"
+        "def run(request):\n"
+        "    wait = 0.6 if request['spec']['seed'] == 2 else 0\n"
+        "    signal.signal(signal.SIGTERM, lambda *_: (time.sleep(wait), os._exit(143)))\n"
+        "    (pathlib.Path(request['runs']) / f'ready{request[\"spec\"][\"seed\"]}').touch()\n"
+        "    time.sleep(60)\n"
+        "worker.main(run)\n"
     )
     launcher = LocalLauncher(LaunchContext(context.data, context.store, program=(str(slow),)), 2)
     jobs = [Job(one, context.store.run(one)) for one in (spec(1), spec(2))]
     launcher.start(jobs)
-    wait_for(lambda: all((job.run.path / "ready").exists() for job in jobs))
+    wait_for(lambda: all((context.store.root / f"ready{job.spec.seed}").exists() for job in jobs))
     launcher.stop(jobs)
-    assert [job.handle[0].poll().exit_code for job in jobs] == [143, 143]
+    assert [job.handle[0].poll().failure.exit_code for job in jobs] == [143, 143]
 
 
 def test_training_stops_when_its_launcher_is_killed(
@@ -191,9 +184,7 @@ def test_training_stops_when_its_launcher_is_killed(
 ) -> None:
     wanted = spec(1, steps=2000)
     run = context.store.run(wanted)
-    task = context.train_command(wanted)
-    asked = f"TrainCommand({task.run_directory!r}, {task.data!r}, program={task.program!r})"
-    code = f"from steepen.launch.worker import *; TrainProcess({asked}).wait()"
+    code = f"from steepen.launch.worker import *; TaskProcess({context.task(wanted)!r}).wait()"
     process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": python_path()})
     try:
         wait_for(run.checkpoints.exists)
@@ -211,7 +202,7 @@ def test_each_gpu_gets_one_run_or_runs_per_gpu(
     assert LocalLauncher(context).devices == ["0", "1"]
     assert LocalLauncher(context, runs_per_gpu=2).devices == ["0", "1", "0", "1"]
     assert LocalLauncher(context, 3).devices == ["0", "1", "0"]
-    on_cpu = LaunchContext(context.data, context.store, ("--device", "cpu"))
+    on_cpu = LaunchContext(context.data, context.store, {"device": "cpu"})
     monkeypatch.setattr(local_module, "available_cores", lambda: 8)
     assert LocalLauncher(on_cpu).devices == [None] * 8
     assert LocalLauncher(on_cpu, threads=3).slots == 2
@@ -221,10 +212,10 @@ def test_device_cuda_n_uses_only_that_gpu(
     context: LaunchContext, spec: Spec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_module, "visible_gpus", lambda: [("4", "H100"), ("7", "H100")])
-    launcher = LocalLauncher(LaunchContext(context.data, context.store, ("--device", "cuda:1")), 2)
+    launcher = LocalLauncher(LaunchContext(context.data, context.store, {"device": "cuda:1"}), 2)
     assert launcher.devices == ["7", "7"]
-    assert launcher.context.train_command(spec(1)).program_arguments[-2:] == ["--device", "cuda"]
-    launcher = LocalLauncher(LaunchContext(context.data, context.store, ("--device", "cuda")))
+    assert launcher.context.task(spec(1)).request["device"] == "cuda"
+    launcher = LocalLauncher(LaunchContext(context.data, context.store, {"device": "cuda"}))
     assert launcher.devices == ["4", "7"]
 
 
@@ -235,9 +226,9 @@ def test_a_training_process_sees_only_its_gpu_and_threads(
     seen: list[dict[str, str]] = []
     start = Worker.__init__
 
-    def note(self: Worker, environment: dict[str, str]) -> None:
+    def note(self: Worker, environment: dict[str, str], program: tuple[str, ...]) -> None:
         seen.append(environment)
-        start(self, environment)
+        start(self, environment, program)
 
     monkeypatch.setattr(Worker, "__init__", note)
     list(LocalLauncher(context, 2).launch([spec(1), spec(2)]))
@@ -245,11 +236,17 @@ def test_a_training_process_sees_only_its_gpu_and_threads(
 
 
 PID_SCRIPT = """
-import json, os, pathlib, sys
-spec = pathlib.Path(sys.argv[sys.argv.index('--spec') + 1])
-(spec.parent / 'pid').write_text(str(os.getpid()))
-print('seed', json.loads(spec.read_text())['seed'])
-sys.exit(1 if json.loads(spec.read_text())['seed'] == 13 else 0)
+import os, pathlib
+from steepen.errors import SteepenError
+from steepen.requests import worker
+from steepen.runs.spec import RunSpec
+def run(request):
+    spec = RunSpec.from_dict(request['spec'])
+    (pathlib.Path(request['runs']) / spec.hash / 'pid').write_text(str(os.getpid()))
+    print('seed', spec.seed)
+    if spec.seed == 13:
+        raise SteepenError('it fails.')
+worker.main(run)
 """
 
 

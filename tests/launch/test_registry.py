@@ -52,10 +52,10 @@ def test_the_documented_custom_launcher_runs_by_name_and_as_a_class(
     (example,) = [part for part in page.split("```python\n") if "class SerialLauncher" in part[:400]]
     (tmp_path / "mylab_launcher.py").write_text(example.partition("```")[0])
     monkeypatch.syspath_prepend(tmp_path)
-    launcher = make_launcher("mylab_launcher:SerialLauncher", context, None, ["nice=5"])
+    launcher = make_launcher("mylab_launcher:SerialLauncher", context, None, ["threads=2"])
     (outcome,) = launcher.launch([spec(1)])
     assert outcome.record is not None and outcome.record.spec == spec(1)
     same = make_launcher(type(launcher), context)
     assert isinstance(same, type(launcher))
-    with pytest.raises(UsageError, match="nice"):
+    with pytest.raises(UsageError, match="threads"):
         make_launcher("mylab_launcher:SerialLauncher", context, None, ["nicer=5"])

@@ -18,7 +18,7 @@ import submitit
 from steepen.errors import SteepenError
 from steepen.launch.base import Job, LaunchContext
 from steepen.launch.gpus_per_run import GpusPerRun
-from steepen.launch.slurm import SlurmLauncher, SlurmTask
+from steepen.launch.slurm import SlurmJob, SlurmLauncher
 from steepen.runs.spec import RunSpec
 
 Spec = Callable[..., RunSpec]
@@ -27,7 +27,7 @@ Spec = Callable[..., RunSpec]
 class FakeExecutor:
     """Takes what is submitted, and the parameters at that time."""
 
-    submitted: ClassVar[list[tuple[dict[str, Any], list[SlurmTask]]]] = []
+    submitted: ClassVar[list[tuple[dict[str, Any], list[SlurmJob]]]] = []
 
     def __init__(self, folder: Path, cluster: str) -> None:
         self.parameters: dict[str, Any] = {}
@@ -35,7 +35,7 @@ class FakeExecutor:
     def update_parameters(self, **parameters: Any) -> None:
         self.parameters |= parameters
 
-    def submit_array(self, tasks: list[SlurmTask]) -> list[object]:
+    def submit_array(self, tasks: list[SlurmJob]) -> list[object]:
         self.submitted.append(({**self.parameters}, tasks))
         return [object() for _ in tasks]
 
@@ -43,14 +43,14 @@ class FakeExecutor:
 @pytest.mark.parametrize(
     ("gpus", "layout", "ranks"),
     [
-        (2, {"nodes": 1, "tasks_per_node": 1, "gpus_per_node": 2}, ("--gpus", "2")),
-        (8, {"nodes": 2, "tasks_per_node": 4, "gpus_per_node": 4}, ()),  # srun starts the ranks
+        (2, {"nodes": 1, "tasks_per_node": 1, "gpus_per_node": 2}, 2),
+        (8, {"nodes": 2, "tasks_per_node": 4, "gpus_per_node": 4}, None),  # srun starts the ranks
     ],
 )
 def test_ranks_of_a_run_get_gpus_of_one_node_or_whole_nodes(
     gpus: int,
     layout: dict[str, int],
-    ranks: tuple[str, ...],
+    ranks: int | None,
     context: LaunchContext,
     spec: Spec,
     monkeypatch: pytest.MonkeyPatch,
@@ -63,7 +63,8 @@ def test_ranks_of_a_run_get_gpus_of_one_node_or_whole_nodes(
     launcher.start([Job(one, context.store.run(one)) for one in (spec(1), spec(2))])
     ((parameters, tasks),) = FakeExecutor.submitted
     assert parameters == {"timeout_min": 1440, "slurm_partition": "gpu", **layout}
-    assert [[command.arguments for command in task.commands] for task in tasks] == [[ranks], [ranks]]
+    found = [[task.request.get("gpus") for task in job.tasks.values()] for job in tasks]
+    assert found == [[ranks], [ranks]]
 
 
 def test_gpus_that_do_not_fill_nodes_are_rejected(
@@ -79,8 +80,8 @@ def test_a_preempted_job_saves_and_the_requeued_one_goes_on(
     context: LaunchContext, spec: Spec, trainer: Any, tmp_path: Path
 ) -> None:
     specs = [spec(1, steps=4), spec(2, steps=60)]
-    result = tmp_path / "result.json"
-    task = SlurmTask([context.train_command(one) for one in specs], result)
+    results = [tmp_path / "first.json", tmp_path / "second.json"]
+    task = SlurmJob([context.task(one) for one in specs], results)
     thread = threading.Thread(target=task)
     thread.start()
     run, deadline = context.store.run(specs[1]), time.monotonic() + 60
@@ -95,10 +96,10 @@ def test_a_preempted_job_saves_and_the_requeued_one_goes_on(
     thread.join(60)
     saved = run.saved_step()
     assert 3 <= saved < 60 and not run.record_file.exists()
-    assert isinstance(requeued, SlurmTask) and len(requeued.attempts) == 1  # the first run is not repeated
+    assert isinstance(requeued, SlurmJob) and [result.exists() for result in results] == [True, False]
     requeued()
-    attempts = json.loads(result.read_text())["attempts"]
-    assert [attempt["exit_code"] for attempt in attempts] == [0, 0]
+    assert [json.loads(result.read_text())["failure"] for result in results] == [None, None]
+    assert (context.store.run(specs[0]).path / "trained.txt").read_text() == "once\n"
     record = run.record()
     assert record is not None and record.resumed == 1
     assert record.validation_loss == pytest.approx(trainer.record_of(specs[1]).validation_loss)

@@ -27,23 +27,25 @@ class Make(Launching, Request[None]):
     def run(self) -> None: ...
 
 
-def arguments(request: Make) -> tuple[str, ...]:
-    """The options of `steepen train` that every run gets."""
+def fields(request: Make) -> dict[str, Any]:
+    """The fields of `train` that every run gets, besides its own."""
     launcher: Any = request.make_launcher(Path("data"))
     assert isinstance(launcher, LauncherBase)
-    return launcher.context.arguments
+    return dict(launcher.context.options)
 
 
 def test_every_run_gets_the_options_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert arguments(Make()) == ()
+    default = {"device": "auto", "shard": "optimizer", "track": (), "sample_every": None, "sample_prompt": ()}
+    assert fields(Make()) == default
     monkeypatch.setattr("steepen.training.trackers.find_spec", lambda name: name)
-    request = Make(
-        device="cpu", shard="full", track=("wandb", "mlflow"), sample_every=5, sample_prompt=("--a b",)
-    )
-    assert arguments(request) == (
-        *("--device", "cpu", "--shard", "full", "--track", "wandb", "--track", "mlflow"),
-        *("--sample-every", "5", "--sample-prompt=--a b"),
-    )
+    other = {
+        "device": "cpu",
+        "shard": "full",
+        "track": ("wandb",),
+        "sample_every": 5,
+        "sample_prompt": ("b",),
+    }
+    assert fields(Make(**other)) == other
 
 
 def mistakes() -> Iterator[tuple[dict[str, Any], str]]:

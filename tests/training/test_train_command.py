@@ -1,43 +1,33 @@
-"""What `steepen train` imports, and its notes: bf16 by default on a CPU, fewer tokens than a step."""
+"""What `steepen train` imports, its default precision, and its note on fewer tokens than a step."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import steepen
 from steepen.cli import main
-from steepen.cli.train import BF16_ON_CPU
 from steepen.data import Dataset
+from steepen.runs.spec import read_spec
 
 SIZE = ["--aspect", "16", "--head-dim", "16", "--mlp-multiple", "16", "--context", "32"]
 RUN = ["--arm", "vanilla", "--depth", "1", "--tokens", "512", "--batch-tokens", "256", *SIZE]
 
 
-def notes(capfd: pytest.CaptureFixture[str], *words: str) -> int:
-    """Train, and count the notes about bf16."""
-    assert main(["train", "--device", "cpu", *words]) == 0
-    return capfd.readouterr().err.count(f"note: {BF16_ON_CPU}\n")
-
-
-def test_bf16_by_default_on_a_cpu_prints_one_note(
+def test_precision_auto_is_fp32_on_a_cpu_in_python_and_on_the_command_line(
     tiny_data: Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    place = ["--data", str(tiny_data.directory), "--runs", str(tmp_path / "runs")]
-    assert notes(capfd, *place, *RUN) == 1
-    assert notes(capfd, *place, *RUN) == 0, "the run has finished: nothing is trained"
-
-
-@pytest.mark.parametrize(
-    "words", [["--precision", "bf16"], ["--precision", "fp32"], ["--set", "precision=bf16"]]
-)
-def test_a_given_precision_prints_no_note(
-    words: list[str], tiny_data: Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    place = ["--data", str(tiny_data.directory), "--runs", str(tmp_path / "runs")]
-    assert notes(capfd, *place, *RUN, *words) == 0
+    file = tmp_path / "spec.json"
+    words = ["train", "--device", "cpu", "--data", str(tiny_data.directory), *RUN, "--write-spec", str(file)]
+    assert main(words) == 0
+    size: Any = {"aspect": 16, "head_dim": 16, "mlp_multiple": 16, "context": 32}
+    made = steepen.spec("vanilla", 1, tiny_data, tokens=512, batch_tokens=256, **size)
+    assert made == read_spec(file) and made.precision == "fp32"
+    assert capfd.readouterr().out.strip() == made.hash
 
 
 def test_fewer_tokens_than_a_step_are_noted_before_training(

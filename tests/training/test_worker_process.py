@@ -30,7 +30,7 @@ def test_runs_in_one_process_equal_runs_in_their_own(
     found: list[list[tuple[float, float, str]]] = []
     for name, batches in (("shared", [specs]), ("own", [[spec] for spec in specs])):
         store = RunStore(tmp_path / name)
-        launcher = LocalLauncher(LaunchContext(tiny_data.directory, store, ("--device", "cpu")), 1)
+        launcher = LocalLauncher(LaunchContext(tiny_data.directory, store, {"device": "cpu"}), 1)
         for batch in batches:
             assert all(outcome.record is not None for outcome in launcher.launch(batch))
             launcher.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,11 +11,9 @@ from steepen.api.result import Result, new_axes
 from steepen.errors import UsageError
 
 if TYPE_CHECKING:
-    from steepen.data import Dataset
     from steepen.model.arm import Arm
     from steepen.recipe.passes_law import BestPasses, PassesLaw
     from steepen.recipe.planner import Plan
-    from steepen.runs.spec import RunSpec
 
 
 def arms(depth: int = 8) -> ArmsResult:
@@ -217,62 +215,3 @@ class PlanResult(Result):
         ax.plot(x, y)
         ax.set(xlabel="tokens", ylabel="executed depth", ylim=(0, None), title=self.headline())
         return ax
-
-
-def spec(
-    arm: str | Arm | type,
-    depth: int,
-    data: str | Path | Dataset,
-    *,
-    tokens: float | None = None,
-    flops: float | None = None,
-    rho: float | None = None,
-    tpp: float | None = None,
-    recipe: str | Path | Sequence[str | Path] = (),
-    seed: int = 0,
-    precision: str = "auto",
-    batch_tokens: int | None = None,
-    base_depth: int | None = None,
-    context: int | None = None,
-    aspect: int = 128,
-    head_dim: int = 128,
-    mlp_multiple: int = 256,
-    pool_tokens: int | None = None,
-    pool: str = "prefix",
-    windows: str = "recut",
-    epochs: int | None = None,
-    validation_tokens: int | None = None,
-    optimizer: str | Callable[..., Any] | type | None = None,
-    changes: dict[str, Any] | None = None,
-) -> RunSpec:
-    """The specification of one run on prepared data: everything that decides its result.
-
-    The options are those of `steepen train`. `arm` is a name, an `Arm`, or the class of a block;
-    `optimizer` a name or a factory; `changes` are values to set, as
-    `{"learning_rate": 0.03, "model.softcap": 15}`. `precision="auto"` is bf16 on a GPU and fp32 on a CPU.
-    """
-    from steepen.api.make_spec import choose_precision, make_spec
-    from steepen.data import Dataset
-    from steepen.utils.imports import object_name
-
-    settings = [f"{name}={value}" for name, value in (changes or {}).items()]
-    if optimizer is not None:
-        settings.insert(0, f"optimizer={object_name(optimizer, 'optimizer')}")
-    found, _ = make_spec(
-        Dataset.open(data) if isinstance(data, str | Path) else data,
-        arm,
-        depth,
-        scale={
-            "aspect": aspect, "head_dim": head_dim, "mlp_multiple": mlp_multiple,
-            **({} if context is None else {"context": context}),
-        },
-        recipe=recipe_names(recipe),
-        tpp=tpp,
-        recipe_changes={"batch_tokens": batch_tokens, "base_depth": base_depth},
-        budget={"tokens": tokens, "flops": flops, "rho": rho},
-        data={"pool_tokens": pool_tokens, "pool": pool, "windows": windows, "epochs": epochs},
-        rest={"seed": seed, "precision": choose_precision(precision, "auto")},
-        validation_tokens=validation_tokens,
-        settings=settings,
-    )  # fmt: skip
-    return found

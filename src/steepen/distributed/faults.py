@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
+from dataclasses import replace
 from typing import NoReturn
 
 import torch.distributed as dist
 
-from steepen.distributed.monitor import FAULT_DIRECTORY_VARIABLE, RankLost, report_fault
+from steepen.distributed.monitor import RankLost, rank_exit_code, report_fault
 from steepen.distributed.world import World
-from steepen.errors import SteepenError
+from steepen.errors import SteepenError, failure_of
 
 _COMMUNICATION_WORDS = ("gloo", "nccl", "connection", "timed out", "broken pipe", "socket", "peer")
 
@@ -37,31 +37,23 @@ def stop_all_ranks(world: World, error: BaseException, step: int, *, agreed: boo
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         error = world.monitor.explain(error)
-    exit_code = error.exit_code if isinstance(error, SteepenError) else 70
-    kind, sentence = type(error).__name__, str(error)
+    failure = failure_of(error)
     if agreed:
         if not world.is_main:
-            raise SystemExit(_worker_exit_code(exit_code))
+            raise SystemExit(rank_exit_code(failure))
     else:
-        if not isinstance(error, SteepenError):
-            sentence = f"internal error: {kind}: {sentence}"
         if not isinstance(error, RankLost):
-            sentence = f"rank {world.rank} failed at step {step:,}: {sentence}"
+            sentence = f"rank {world.rank} failed at step {step:,}: {failure.message}"
+            failure = replace(failure, message=sentence)
         try:
-            first = world.monitor.announce(kind, sentence, exit_code)
+            first = world.monitor.announce(failure)
         except RuntimeError:  # the store is gone, and with it the rank that hosted it: every rank notices
             first = world.rank == 1 or not isinstance(error, RankLost)
         if not first:
             world.monitor.exit_as_announced()
-    if report_fault(sentence, exit_code, kind):
-        raise SystemExit(_worker_exit_code(exit_code))
+    if report_fault(failure):
+        raise SystemExit(rank_exit_code(failure))
     if agreed or not isinstance(error, SteepenError):
         raise error
-    error.args = (sentence,)
+    error.args = (failure.message,)
     raise error
-
-
-def _worker_exit_code(exit_code: int) -> int:
-    """0 if another attempt would fail alike, so that torchrun does not make one."""
-    reported = os.environ.get(FAULT_DIRECTORY_VARIABLE) is not None
-    return 0 if reported and exit_code != RankLost.exit_code else exit_code

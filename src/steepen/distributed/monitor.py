@@ -18,20 +18,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from steepen.errors import SteepenError
+from steepen.errors import Failure, SteepenError
+from steepen.utils.codec import from_builtins, to_builtins
 
 FAULT_DIRECTORY_VARIABLE = "STEEPEN_FAULT_DIRECTORY"  # set by `steepen train --gpus`, which prints the faults
 BEAT_SECONDS = 0.5
 SILENT_SECONDS = 60.0  # without a heartbeat: the rank is gone
 SILENT_AFTER_ERROR_SECONDS = 3.0  # the same, once a collective has failed
 LINGER_SECONDS = 5.0  # at most, for the others to hear of a fault before the store is closed
-LOST_EXIT_CODE = 75  # of ranks that stop because another was lost: another attempt may succeed
+LOST_EXIT_CODE = os.EX_TEMPFAIL  # of ranks that stop because another was lost: another attempt may succeed
 
 
 class RankLost(SteepenError):
     """Another rank was killed, hangs or cannot be reached."""
 
     exit_code = LOST_EXIT_CODE
+    transient = True
 
 
 class Monitor:
@@ -42,7 +44,7 @@ class Monitor:
     ) -> None:
         self.store, self.rank, self.size, self.timeout = store, rank, size, timeout
         self.hosts_store = hosts_store  # in this process: it ends with it
-        self.on_fault: Callable[[str, str], None] | None = None  # called on rank 0 with (kind, sentence)
+        self.on_fault: Callable[[Failure], None] | None = None  # called on rank 0
         self._marks = 0  # rises whenever this rank gets further
         self._step, self._phase = 0, "starting"
         self._beats = 0
@@ -72,12 +74,12 @@ class Monitor:
         self._marks += 1
         self._step, self._phase = step, phase
 
-    def announce(self, kind: str, sentence: str, exit_code: int) -> bool:
+    def announce(self, failure: Failure) -> bool:
         """Tell every rank to stop; returns whether this rank was the first to say so.
 
         If it was, the others have heard of it before the store is closed.
         """
-        text = json.dumps({"rank": self.rank, "kind": kind, "sentence": sentence, "exit_code": exit_code})
+        text = json.dumps({"rank": self.rank, "failure": to_builtins(failure)})
         with self._lock:
             first = json.loads(self.store.compare_set("fault", "", text))["rank"] == self.rank
         if first:
@@ -150,7 +152,7 @@ class Monitor:
             except RuntimeError:  # the store is gone: with rank 0, or for a moment
                 failures += 1
                 if failures * BEAT_SECONDS > SILENT_AFTER_ERROR_SECONDS and not self._stop.is_set():
-                    _exit(self._silent_sentence(0), LOST_EXIT_CODE, "RankLost", speak=self.rank == 1)
+                    _exit(_lost("RankLost", self._silent_sentence(0)), speak=self.rank == 1)
 
     def _check_announced(self) -> None:
         with self._lock:
@@ -160,10 +162,7 @@ class Monitor:
         if fault["rank"] == self.rank:
             return
         self._leave_store()
-        if self.rank == 0 and self.on_fault is not None:
-            with contextlib.suppress(OSError):
-                self.on_fault(fault["kind"], fault["sentence"])
-        _exit(fault["sentence"], fault["exit_code"], fault["kind"], speak=False)
+        self._end(from_builtins(Failure, fault["failure"]), speak=False)
 
     def _look_around(self) -> None:
         now = time.monotonic()
@@ -190,33 +189,44 @@ class Monitor:
             )
 
     def _report(self, kind: str, sentence: str) -> None:
-        first = self.announce(kind, sentence, LOST_EXIT_CODE)
+        failure = _lost(kind, sentence)
+        self._end(failure, speak=self.announce(failure))
+
+    def _end(self, failure: Failure, *, speak: bool) -> None:
         if self.rank == 0 and self.on_fault is not None:
             with contextlib.suppress(OSError):
-                self.on_fault(kind, sentence)
-        _exit(sentence, LOST_EXIT_CODE, kind, speak=first)
+                self.on_fault(failure)
+        _exit(failure, speak=speak)
 
 
-def report_fault(sentence: str, exit_code: int, kind: str) -> bool:
+def _lost(kind: str, sentence: str) -> Failure:
+    return Failure(kind, sentence, LOST_EXIT_CODE, transient=True)
+
+
+def report_fault(failure: Failure) -> bool:
     """Leave a fault for the process that started the ranks; False if there is no such process."""
     folder = os.environ.get(FAULT_DIRECTORY_VARIABLE)
     if folder is None:
         return False
     path = Path(folder) / f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}.json"
-    text = json.dumps({"sentence": sentence, "exit_code": exit_code, "kind": kind})
     partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
+    partial.write_text(json.dumps(to_builtins(failure)), encoding="utf-8")
     partial.replace(path)
     return True
 
 
-def _exit(sentence: str, exit_code: int, kind: str, *, speak: bool) -> None:
-    """End this process at once: its main thread may be blocked in a collective."""
+def rank_exit_code(failure: Failure) -> int:
+    """0 if another attempt would fail alike and somebody knows: torchrun restarts what exits with an error.
+
+    `steepen train --gpus` then returns the exit code of the fault.
+    """
     reported = os.environ.get(FAULT_DIRECTORY_VARIABLE) is not None
-    if speak and not report_fault(sentence, exit_code, kind):
-        print(f"steepen: {sentence}", file=sys.stderr, flush=True)
-    # torchrun restarts what exits with an error. A fault that another attempt would repeat ends as a success
-    # of the process; `steepen train --gpus` then returns the exit code of the fault.
-    permanent = reported and exit_code != LOST_EXIT_CODE
+    return 0 if reported and failure.exit_code != LOST_EXIT_CODE else failure.exit_code
+
+
+def _exit(failure: Failure, *, speak: bool) -> None:
+    """End this process at once: its main thread may be blocked in a collective."""
+    if speak and not report_fault(failure):
+        print(f"steepen: {failure.message}", file=sys.stderr, flush=True)
     sys.stderr.flush()
-    os._exit(0 if permanent else exit_code)
+    os._exit(rank_exit_code(failure))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -11,12 +10,16 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from steepen.distributed.environment import LOOPBACK
 from steepen.distributed.monitor import FAULT_DIRECTORY_VARIABLE, LOST_EXIT_CODE
+from steepen.errors import Failure
+from steepen.utils.codec import from_builtins
+from steepen.utils.json_io import read_json, write_json
 
 SHUTDOWN_SECONDS = 300  # for the ranks to save after SIGTERM, before they are killed
 
@@ -39,18 +42,20 @@ class NodeGroup:
 
 def start_processes(
     count: int,
-    command: Sequence[str],
+    program: Sequence[str],
+    task: Mapping[str, Any],
     *,
     max_restarts: int = 0,
     print_message: Callable[[str], None],
     environment: dict[str, str] | None = None,
     nodes: NodeGroup | None = None,
-) -> int:
-    """Run `command` (program and arguments) in `count` processes to their end; returns an exit code.
+) -> Failure | None:
+    """Run a task in `count` processes to their end; returns why they failed, None if they did not.
 
-    A rank that is killed or hangs stops all; they are then restarted up to `max_restarts` times and continue
-    from the last checkpoint. SIGTERM and SIGINT are passed on: the ranks save and stop. `print_message`
-    is given the sentence of every fault. With several `nodes` this starts the processes of one of them.
+    `program` are arguments of the Python interpreter; a file that holds the task as JSON follows them. A rank
+    that is killed or hangs stops all; they are then restarted up to `max_restarts` times and continue from
+    the last checkpoint; `print_message` is given the sentence of the fault. SIGTERM and SIGINT are passed on:
+    the ranks save and stop. With several `nodes` this starts the processes of one of them.
     """
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -79,62 +84,60 @@ def start_processes(
         max_restarts=max_restarts,
     )
     with (
-        tempfile.TemporaryDirectory(prefix="steepen-faults-") as folder,
-        _reporting(Path(folder), print_message) as faults,
+        tempfile.TemporaryDirectory(prefix="steepen-ranks-") as folder,
+        _reporting(Path(folder) / "faults", max_restarts, print_message) as faults,
     ):
-        os.environ[FAULT_DIRECTORY_VARIABLE] = folder
+        os.environ[FAULT_DIRECTORY_VARIABLE] = str(faults.folder)
+        file = Path(folder) / "task.json"
+        write_json(file, dict(task))
         try:
-            elastic_launch(config, command[0])(*command[1:])
-            faults.look()
-            faults.forget_lost()
+            elastic_launch(config, sys.executable)(*program, str(file))
         except SignalException as stopped:
-            return faults.exit_code() or 128 + int(stopped.sigval)
+            signal_name = signal.Signals(int(stopped.sigval)).name
+            stop = Failure("Interrupted", f"stopped by {signal_name}.", 128 + int(stopped.sigval), True)
+            return faults.last() or stop
         except ChildFailedError as failed:
             rank, first = failed.get_first_failure()
             number = -first.exitcode
-            if faults.exit_code() is None and number in signal.valid_signals():
-                print_message(f"rank {rank} was stopped by {signal.Signals(number).name}.")
-            if number in signal.valid_signals():
-                return 128 + number
-            return faults.exit_code() or first.exitcode
+            if number not in signal.valid_signals():
+                end = f"rank {rank} ended with exit code {first.exitcode}."
+                return faults.last() or Failure("Failed", end, first.exitcode)
+            end = f"rank {rank} was stopped by {signal.Signals(number).name}."
+            return replace(faults.last() or Failure("Killed", end), exit_code=128 + number, transient=True)
         finally:
             os.environ.clear()
             os.environ.update(before)  # this process may start the ranks of other runs
-        return faults.exit_code() or 0
+        fault = faults.last()
+        # After an attempt that went well, earlier lost ranks do not matter.
+        return None if fault is not None and fault.exit_code == LOST_EXIT_CODE else fault
 
 
 class _Faults:
-    """Faults that ranks have left in a directory, one file per attempt."""
+    """Faults that ranks have left in a directory, one file per attempt, named by its number."""
 
-    def __init__(self, folder: Path, print_message: Callable[[str], None]) -> None:
-        self.folder, self.print_message = folder, print_message
-        self.said: set[str] = set()
-        self.last: int | None = None
+    def __init__(self, folder: Path, max_restarts: int, print_message: Callable[[str], None]) -> None:
+        self.folder, self.max_restarts, self.print_message = folder, max_restarts, print_message
+        self.seen: dict[int, Failure] = {}
+        folder.mkdir()
 
     def look(self) -> None:
-        """Report what is new."""
+        """Read what is new, and print a fault after which the ranks are restarted; the last is returned."""
         for path in sorted(self.folder.glob("*.json")):
-            if path.name not in self.said:
-                fault = json.loads(path.read_text(encoding="utf-8"))
-                self.said.add(path.name)
-                self.last = int(fault["exit_code"])
-                self.print_message(fault["sentence"])
+            if int(path.stem) not in self.seen:
+                fault = self.seen[int(path.stem)] = from_builtins(Failure, read_json(path))
+                if fault.exit_code == LOST_EXIT_CODE and int(path.stem) < self.max_restarts:
+                    self.print_message(fault.message)
 
-    def exit_code(self) -> int | None:
-        """Exit code of the last fault; None if there was none, or if a later attempt went well."""
+    def last(self) -> Failure | None:
+        """The fault of the last attempt that had one."""
         self.look()
-        return self.last
-
-    def forget_lost(self) -> None:
-        """After an attempt that went well, earlier lost ranks do not matter."""
-        if self.last == LOST_EXIT_CODE:
-            self.last = None
+        return self.seen[max(self.seen)] if self.seen else None
 
 
 @contextlib.contextmanager
-def _reporting(folder: Path, print_message: Callable[[str], None]) -> Generator[_Faults]:
+def _reporting(folder: Path, max_restarts: int, print_message: Callable[[str], None]) -> Generator[_Faults]:
     """Report faults as they appear, from a thread."""
-    faults, ended = _Faults(folder, print_message), threading.Event()
+    faults, ended = _Faults(folder, max_restarts, print_message), threading.Event()
 
     def watch() -> None:
         while not ended.wait(0.5):

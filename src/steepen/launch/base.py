@@ -1,40 +1,36 @@
 """The launcher interface, and the queue with retries that the built-in launchers share.
 
-A launcher takes specs and yields outcomes as runs finish. It takes the next spec only when a slot is free, so
-a budget can end the iterator of specs early. Each spec is a job in the queue; a job has one attempt or, with
-retries, several, and the last attempt determines its outcome.
+The way of a run: a study yields specs; `LaunchContext.task` makes a request of each, as JSON; a launcher
+hands the task to a worker (`worker.TaskProcess`), on this machine (`local`), in a Slurm job or a Ray task;
+the worker answers with the outcome, as JSON (`worker.Attempt`); the queue retries what may succeed another
+time, and yields an `Outcome` with the record that the run left in the store.
+
+A launcher takes the next spec only when a slot is free, so a budget can end the iterator of specs early. Each
+spec is a job in the queue; a job has one attempt or, with retries, several, and the last attempt determines
+its outcome.
 """
 
 from __future__ import annotations
 
 import contextlib
-import signal
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from steepen.errors import SteepenError
+from steepen.errors import Failure, SteepenError
 from steepen.launch.gpus_per_run import GpusPerRun
-from steepen.launch.worker import PROGRAM, Attempt, TrainCommand
+from steepen.launch.worker import PROGRAM, Attempt, Task
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunDirectory, RunStore
+from steepen.utils.codec import to_builtins
 from steepen.utils.files import file_version
 from steepen.utils.json_io import write_json
 
 MAX_RETRIES_WITHOUT_PROGRESS = 3  # retries in a row that saved no new checkpoint
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a run has no record."""
-
-    kind: str  # Diverged, OutOfMemory, UsageError, Killed, WorkerLost, …
-    message: str  # one sentence
-    transient: bool = False  # another attempt may succeed (a lost worker, a kill)
 
 
 @dataclass(frozen=True)
@@ -45,6 +41,7 @@ class Outcome:
     record: RunRecord | None = None
     failure: Failure | None = None
     retries: int = 0
+    result: Any = None  # what the request returned, as JSON
 
 
 class Launcher(Protocol):
@@ -60,38 +57,34 @@ class Launcher(Protocol):
         ...
 
 
+def train_request(spec: RunSpec, run: RunDirectory) -> dict[str, Any]:
+    """The request that trains a run; `wait`: another launcher may train it just now."""
+    return {"request": "train", "spec": spec.to_dict(), "runs": str(run.path.parent.absolute()), "wait": True}
+
+
 @dataclass(frozen=True)
 class LaunchContext:
-    """What every launcher needs: the prepared data, the run store and the training command."""
+    """What every launcher needs: the prepared data, the run store, and the request that each run is."""
 
     data: Path
     store: RunStore
-    arguments: tuple[str, ...] = ()  # further options of `steepen train`, e.g. ("--device", "cpu")
-    program: tuple[str, ...] = PROGRAM
+    options: Mapping[str, Any] = field(default_factory=dict)  # further fields, e.g. {"device": "cpu"}
     gpus_per_run: GpusPerRun = field(default_factory=GpusPerRun)
-    # What an attempt came to; None: `attempt_result`, for which a run with a record has succeeded.
-    result: Callable[[Job, Attempt], RunRecord | Failure] | None = None
+    request: Callable[[RunSpec, RunDirectory], dict[str, Any]] = train_request
+    program: tuple[str, ...] = PROGRAM
 
-    def train_command(
-        self, spec: RunSpec, environment: dict[str, str] | None = None, *, gpus: int = 1
-    ) -> TrainCommand:
-        """Write spec.json and return the command that trains it, with absolute paths for other machines.
+    def task(self, spec: RunSpec, environment: dict[str, str] | None = None, *, gpus: int = 1) -> Task:
+        """Write spec.json and return the task of a run, with absolute paths for other machines.
 
         With several `gpus` it starts one rank per GPU of its machine.
         """
         run = self.store.run(spec)
-        ranks = ("--gpus", str(gpus)) if gpus > 1 else ()
-        # The worker trusts the code that this file names, so it is not one that others may have left there.
+        # The code of this spec is trusted from now on, so it is not one that others may have left there.
         if spec.code is not None or not run.spec_file.exists():
             write_json(run.spec_file, spec.to_dict())
-        return TrainCommand(
-            str(run.path.absolute()),
-            str(self.data.absolute()),
-            (*self.arguments, *ranks),
-            environment or {},
-            self.program,
-            spec.code,
-        )
+        request = {**self.request(spec, run), "data": str(self.data.absolute()), **to_builtins(self.options)}
+        request |= {"gpus": gpus} if gpus > 1 else {}
+        return Task(request, str(run.path.absolute() / "log.txt"), environment or {}, spec.code, self.program)
 
 
 @dataclass
@@ -102,7 +95,8 @@ class Job:
     run: RunDirectory
     handle: Any = None  # of the launcher's current attempt: a process, a Slurm job, a Ray task
     saved_step: int = -1  # of the newest checkpoint when this attempt began
-    earlier_failure: tuple[int, ...] | None = None  # version of failure.json when this attempt began
+    finished: bool = False  # whether the run had a record when this attempt began
+    earlier_failure: tuple[int, ...] | None = None  # version of failure.json at that time
     retries_without_progress: int = 0  # attempts in a row that saved no new checkpoint
     retries: int = 0
 
@@ -159,7 +153,7 @@ class LauncherBase(ABC):
                         break
                     new.append(Job(spec, self.context.store.run(spec)))
                 for job in new:
-                    job.saved_step = job.run.saved_step()
+                    job.saved_step, job.finished = job.run.saved_step(), job.run.record_file.exists()
                     job.earlier_failure = file_version(job.run.failure_file)
                 running += new
                 if new:
@@ -179,9 +173,9 @@ class LauncherBase(ABC):
 
     def _outcome(self, job: Job, attempt: Attempt) -> Outcome | None:
         """The outcome of an attempt, or None if the job is to be retried."""
-        result = (self.context.result or attempt_result)(job, attempt)
+        result = attempt_result(job, attempt)
         if isinstance(result, RunRecord):
-            return Outcome(job.spec, record=result, retries=job.retries)
+            return Outcome(job.spec, record=result, retries=job.retries, result=attempt.result)
         if result.transient:
             job.retries_without_progress = (
                 0 if job.run.saved_step() > job.saved_step else job.retries_without_progress + 1
@@ -206,51 +200,28 @@ def _write_failure(run: RunDirectory, failure: Failure) -> None:
 
 
 def attempt_result(job: Job, attempt: Attempt) -> RunRecord | Failure:
-    """The record that an attempt wrote, or the reason why there is none."""
-    run = job.run
+    """The record of a run, or the reason why there is none.
+
+    A record that was written during the attempt counts, whatever happened to its process afterwards.
+    """
     try:
-        record = run.record()
+        record = job.run.record()
     except SteepenError as error:
         return Failure("DamagedRecord", str(error))
-    return attempt_failure(job, attempt) if record is None else record
-
-
-def evaluation_result(job: Job, attempt: Attempt) -> RunRecord | Failure:
-    """The record of a run, with its scores, if its evaluation exited with 0; else the reason it did not."""
-    record = attempt_result(job, attempt)
-    return record if attempt.exit_code == 0 else attempt_failure(job, attempt)
-
-
-def attempt_failure(job: Job, attempt: Attempt) -> Failure:
-    """The reason why an attempt did not do what it was made for, from its exit code and output."""
-    run = job.run
-    host = f" on {attempt.host}" if attempt.host else ""
-    if attempt.exit_code is None:
-        return Failure("WorkerLost", f"its worker was lost{host}. {attempt.output}".strip(), transient=True)
-    number = -attempt.exit_code if attempt.exit_code < 0 else attempt.exit_code - 128
-    if number in signal.valid_signals() and number > 0:
-        name = signal.Signals(number).name
-        hint = "; the machine may be short of memory" if number == signal.SIGKILL else ""
-        return Failure("Killed", f"it was stopped by {name}{host}{hint}.", transient=True)
-    if attempt.exit_code == 0:
+    if record is not None and (attempt.failure is None or not job.finished):
+        return record
+    if attempt.failure is None:
         return Failure(
             "RecordMissing",
-            f"it ended{host}, but its record is not in {run.path}: all machines must share that directory.",
+            f"it ended on {attempt.host}, but its record is not in {job.run.path}: all machines must share "
+            "that directory.",
         )
-    return _failure_from_output(job, attempt)
-
-
-def _failure_from_output(job: Job, attempt: Attempt) -> Failure:
-    """The failure in failure.json if this attempt wrote it, else the last line of the attempt's output."""
-    lines = [line.strip() for line in attempt.output.splitlines() if line.strip()]
-    errors = [line.removeprefix("steepen: ") for line in lines if line.startswith("steepen: ")]
-    message = (
-        errors[-1] if errors else (lines[-1] if lines else f"it ended with exit code {attempt.exit_code}.")
-    )
+    # A rank that another one stops has no time to answer; rank 0 has left the failure of the run.
     known = job.run.failure()
-    if known is not None and file_version(job.run.failure_file) != job.earlier_failure:
+    if (
+        attempt.failure.kind == "WorkerLost"
+        and known is not None
+        and file_version(job.run.failure_file) != job.earlier_failure
+    ):
         return Failure(*known)
-    if message.startswith("internal error: "):
-        kind = message.removeprefix("internal error: ").partition(":")[0]
-        return Failure(kind, message)
-    return Failure("UsageError" if attempt.exit_code == 2 else "Failed", message)
+    return attempt.failure

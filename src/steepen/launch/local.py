@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import socket
 import subprocess
@@ -12,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from steepen.errors import UsageError
 from steepen.launch.base import Job, LaunchContext, LauncherBase
-from steepen.launch.worker import Attempt, TrainProcess, Worker
+from steepen.launch.worker import Attempt, TaskProcess, Worker
 from steepen.utils.lock import GPU_LOCKS_VARIABLE
 from steepen.utils.validate import is_whole
 
@@ -72,14 +71,12 @@ class LocalLauncher(LauncherBase):
                 raise UsageError(
                     f"{name} = {value} is not valid: it must be a whole number from 1 to {MAX_PER_MACHINE:,}."
                 )
-        requested = _device_argument(context.arguments)
+        requested = str(context.options.get("device", "auto"))
         devices = [] if requested == "cpu" else [device for device, _ in visible_gpus()]
         index = requested.removeprefix("cuda:")
         if index.isdigit() and int(index) < len(devices):
             devices = [devices[int(index)]]
-            context = replace(
-                context, arguments=(*context.arguments, "--device", "cuda")
-            )  # the only one that a run sees
+            context = replace(context, options={**context.options, "device": "cuda"})  # the only one it sees
         self.devices: list[str | None] = [*devices] * runs_per_gpu
         if not devices:
             self.devices = [None] * (jobs or max(1, available_cores() // threads))
@@ -120,7 +117,7 @@ class LocalLauncher(LauncherBase):
                 if self.overlap:
                     locks = self.context.store.root.absolute() / ".gpu_locks"
                     environment[GPU_LOCKS_VARIABLE] = str(locks / f"{socket.gethostname()}-{slot.device}")
-            process = TrainProcess(self.context.train_command(job.spec, environment), slot.worker)
+            process = TaskProcess(self.context.task(job.spec, environment), slot.worker)
             slot.worker = process.worker
             job.handle = (process, slot)
 
@@ -144,8 +141,7 @@ class LocalLauncher(LauncherBase):
             visible = [device for device in taken if device is not None]
             if visible:
                 environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
-            command = self.context.train_command(job.spec, environment, gpus=gpus)
-            job.handle = (TrainProcess(command), taken)
+            job.handle = (TaskProcess(self.context.task(job.spec, environment, gpus=gpus)), taken)
             self.sharing.append(job)
 
     def _poll_pool(self, running: Sequence[Job]) -> list[tuple[Job, Attempt]]:
@@ -182,7 +178,7 @@ class LocalLauncher(LauncherBase):
 
     def stop(self, running: Sequence[Job]) -> None:
         """Make all save and stop; kill what has not within a minute, or at a second Ctrl-C."""
-        processes: list[TrainProcess] = [job.handle[0] for job in running]
+        processes: list[TaskProcess] = [job.handle[0] for job in running]
         if self.pool is None:
             self.free_slots += [job.handle[1] for job in running]
         else:
@@ -205,9 +201,3 @@ class LocalLauncher(LauncherBase):
             if slot.worker is not None:
                 slot.worker.close()
                 slot.worker = None
-
-
-def _device_argument(arguments: Sequence[str]) -> str:
-    """The value of --device among the arguments of `steepen train`, "auto" where it is absent."""
-    words = " ".join(arguments).replace("--device=", "--device ").split()
-    return next((b for a, b in itertools.pairwise(words) if a == "--device"), "auto")

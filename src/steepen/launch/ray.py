@@ -10,16 +10,10 @@ from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from steepen.errors import SteepenError, UsageError
+from steepen.errors import Failure, SteepenError, UsageError
 from steepen.launch.base import Job, LaunchContext, LauncherBase, Outcome
 from steepen.launch.local import MAX_PER_MACHINE, available_cores, visible_gpus
-from steepen.launch.worker import (
-    NODES_VARIABLE,
-    Attempt,
-    TrainCommand,
-    python_path,
-    run_attempt,
-)
+from steepen.launch.worker import NODES_VARIABLE, Attempt, Task, python_path, run_task
 from steepen.runs.spec import RunSpec
 from steepen.utils.formatting import is_number
 from steepen.utils.validate import is_whole
@@ -44,10 +38,10 @@ def rendezvous_address() -> str:
         return f"{ray.util.get_node_ip_address()}:{found.getsockname()[1]}"
 
 
-def run_on_node(command: TrainCommand, node: int, nodes: int, address: str) -> Attempt:
-    """Run one node's ranks of an attempt on several nodes."""
+def run_on_node(task: Task, node: int, nodes: int, address: str) -> Attempt:
+    """Run one node's ranks of a task on several nodes."""
     meeting = {NODES_VARIABLE: f"{node}/{nodes} {address}"}
-    return run_attempt(replace(command, environment={**command.environment, **meeting}))
+    return run_task(replace(task, environment={**task.environment, **meeting}))
 
 
 @contextlib.contextmanager
@@ -176,8 +170,8 @@ class RayLauncher(LauncherBase):
         return self.ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0, **options)(function)
 
     def _start_one(self, job: Job) -> _Tasks:
-        command = self.context.train_command(job.spec, {"OMP_NUM_THREADS": str(self.threads)})
-        return _Tasks([self._remote(run_attempt, self.num_cpus, self._gpus).remote(command)])
+        task = self.context.task(job.spec, {"OMP_NUM_THREADS": str(self.threads)})
+        return _Tasks([self._remote(run_task, self.num_cpus, self._gpus).remote(task)])
 
     def _start_on_several(self, job: Job, gpus: int) -> _Tasks:
         """Reserve the resources of all ranks and start one task per node, which starts the ranks there."""
@@ -197,19 +191,19 @@ class RayLauncher(LauncherBase):
         group = placement_group(
             [dict(need) for _ in range(nodes)], strategy="STRICT_PACK" if nodes == 1 else "STRICT_SPREAD"
         )
-        command = self.context.train_command(job.spec, {"OMP_NUM_THREADS": str(self.threads)}, gpus=on_node)
+        task = self.context.task(job.spec, {"OMP_NUM_THREADS": str(self.threads)}, gpus=on_node)
 
         def place(function: Any, bundle: int, cpus: float, gpus: float) -> Any:
             where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
             return self._remote(function, cpus, gpus, scheduling_strategy=where)
 
         if nodes == 1:
-            task = place(run_attempt, 0, need.get("CPU", 0), need.get("GPU", 0))
-            return _Tasks([task.remote(command)], group)
+            placed = place(run_task, 0, need.get("CPU", 0), need.get("GPU", 0))
+            return _Tasks([placed.remote(task)], group)
         address = place(rendezvous_address, 0, 0, 0).remote()
         tasks = [
             place(run_on_node, node, need.get("CPU", 0), need.get("GPU", 0)).remote(
-                command, node, nodes, address
+                task, node, nodes, address
             )
             for node in range(nodes)
         ]
@@ -275,15 +269,15 @@ class RayLauncher(LauncherBase):
         try:
             return self.ray.get(handle)
         except self.ray.exceptions.RayTaskError as error:  # steepen raised on the node
-            return Attempt(70, f"steepen: the task failed on its node: {str(error).strip().splitlines()[-1]}")
+            reason = str(error).strip().splitlines()[-1]
+            return Attempt(Failure("Failed", f"the task failed on its node: {reason}", 70))
         except self.ray.exceptions.RayError as error:  # worker, node or object lost
-            return Attempt(None, (str(error).strip().splitlines() or [type(error).__name__])[0])
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            return Attempt(Failure("WorkerLost", f"its worker was lost. {reason}", transient=True))
 
 
 def worst_attempt(attempts: Sequence[Attempt]) -> Attempt:
     """What a run on several nodes came to: a lost node first, then a failure, then success."""
-    lost = [each for each in attempts if each.exit_code is None]
-    failed = [each for each in attempts if each.exit_code]
-    # A node whose peers have failed ends with a signal: the failure itself says more.
-    failed.sort(key=lambda each: (each.exit_code or 0) < 0 or (each.exit_code or 0) > 128)
-    return (lost or failed or list(attempts))[0]
+    # A node whose peers have failed is stopped: the failure itself says more.
+    kinds = {"WorkerLost": 0, "Killed": 2, "Interrupted": 2}
+    return min(attempts, key=lambda each: 3 if each.failure is None else kinds.get(each.failure.kind, 1))

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steepen.errors import SteepenError, UsageError, show
+from steepen.errors import Failure, SteepenError, UsageError, show
 from steepen.launch.base import Job, LaunchContext, LauncherBase
 from steepen.launch.local import MAX_PER_MACHINE, available_cores
-from steepen.launch.worker import Attempt, TrainCommand, TrainProcess, python_path
+from steepen.launch.worker import Attempt, Task, TaskProcess, python_path
 from steepen.utils.codec import from_builtins, to_builtins
 from steepen.utils.json_io import read_json, with_checksum, without_checksum, write_json
 from steepen.utils.validate import is_whole
@@ -61,39 +61,35 @@ def _whole(name: str, value: Any) -> int:
     return value
 
 
-class SlurmTask:
-    """The function of a Slurm job: attempts at one run or several, one after another in one worker process.
+class SlurmJob:
+    """The function of a Slurm job: tasks, one after another in one worker process.
 
-    At a time limit or preemption it saves and requeues, and goes on with the run that was interrupted. It
-    leaves the attempts as JSON in the file `result`: the launcher never loads the pickles of submitit.
+    Each outcome is left as JSON in a file of its own: the launcher never loads the pickles of submitit. At a
+    time limit or preemption the job saves and requeues, and goes on with the task that was interrupted.
     """
 
-    def __init__(
-        self, commands: Sequence[TrainCommand], result: Path, attempts: Sequence[Attempt] = ()
-    ) -> None:
-        self.commands, self.result = list(commands), result
-        self.attempts = list(attempts)  # of the first commands
-        self.process: TrainProcess | None = None
+    def __init__(self, tasks: Sequence[Task], results: Sequence[Path]) -> None:
+        self.tasks = dict(zip(results, tasks, strict=True))
+        self.process: TaskProcess | None = None
         self.stopped = False
 
     def __call__(self) -> None:
-        """Make the attempts that are left, and write all, in the order of the commands."""
+        """Run the tasks that have no result yet."""
         try:
-            while len(self.attempts) < len(self.commands) and not self.stopped:
-                worker = None if self.process is None else self.process.worker
-                self.process = TrainProcess(self.commands[len(self.attempts)], worker)
-                attempt = self.process.wait()
-                if not self.stopped:
-                    self.attempts.append(attempt)
-        except Exception as error:
-            reason = f"{type(error).__name__}: {_first_line(error)}"
-            failed = Attempt(70, f"steepen: the job failed on its node: {reason}")
-            self.attempts += [failed] * (len(self.commands) - len(self.attempts))
+            for result, task in self.tasks.items():
+                if result.exists() or self.stopped:
+                    continue
+                try:
+                    self.process = TaskProcess(task, None if self.process is None else self.process.worker)
+                    attempt = self.process.wait()
+                except Exception as error:
+                    reason = f"{type(error).__name__}: {_first_line(error)}"
+                    attempt = Attempt(Failure("Failed", f"the job failed on its node: {reason}", 70))
+                if not self.stopped and _is_first_task():
+                    write_json(result, with_checksum(to_builtins(attempt)))
         finally:
             if self.process is not None:
                 self.process.terminate()
-            if _is_first_task():
-                write_json(self.result, with_checksum({"attempts": to_builtins(self.attempts)}))
 
     def checkpoint(self) -> Any:
         """Called by submitit before preemption or the time limit: save the run and requeue what is left."""
@@ -103,15 +99,14 @@ class SlurmTask:
         if self.process is not None:
             self.process.terminate()
             self.process.process.wait()
-        return submitit.helpers.DelayedSubmission(SlurmTask(self.commands, self.result, self.attempts))
+        return submitit.helpers.DelayedSubmission(SlurmJob([*self.tasks.values()], [*self.tasks]))
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where an attempt is made: a Slurm job, and its number among those of the job."""
+    """Where an attempt is made: a Slurm job, and the file in which it leaves the outcome."""
 
     job: Any
-    number: int
     result: Path
 
 
@@ -211,12 +206,10 @@ class SlurmLauncher(LauncherBase):
                 f"{self.max_gpus_per_node} GPUs of a node (--launcher-option max_gpus_per_node=N)."
             )
         ranks = 1 if several else gpus
-        results = [self.folder / f"result-{uuid.uuid4().hex}.json" for _ in groups]
+        results = [[self.folder / f"result-{uuid.uuid4().hex}.json" for _ in group] for group in groups]
         tasks = [
-            SlurmTask(
-                [self.context.train_command(job.spec, environment, gpus=ranks) for job in group], result
-            )
-            for group, result in zip(groups, results, strict=True)
+            SlurmJob([self.context.task(job.spec, environment, gpus=ranks) for job in group], own)
+            for group, own in zip(groups, results, strict=True)
         ]
         try:
             if not self.context.gpus_per_run.single:
@@ -230,22 +223,20 @@ class SlurmLauncher(LauncherBase):
         except Exception as error:  # submitit raises what sbatch printed
             raise SteepenError(f"the jobs could not be submitted: {_first_line(error)}") from error
         self.queue.ask_soon()
-        for group, handle, result in zip(groups, handles, results, strict=True):
+        for group, handle, own in zip(groups, handles, results, strict=True):
             self.in_queue.append(handle)
-            for number, job in enumerate(group):
-                job.handle = _Place(handle, number, result)
+            for job, result in zip(group, own, strict=True):
+                job.handle = _Place(handle, result)
 
     def poll(self, running: Sequence[Job]) -> list[tuple[Job, Attempt]]:
-        """Jobs that have ended: by their record, else when the whole Slurm job has ended."""
+        """Jobs that have ended: by their outcome, else when the whole Slurm job has ended."""
         self.in_queue = [handle for handle in self.in_queue if not self._ended(handle)]
         done: list[tuple[Job, Attempt]] = []
         for job in running:
             if job.handle is None:
                 continue
-            if job.handle.job not in self.in_queue:
+            if job.handle.job not in self.in_queue or job.handle.result.exists():
                 done.append((job, _attempt(job.handle)))
-            elif job.run.record_file.exists():
-                done.append((job, Attempt(0)))
         self._submit_waiting()
         if not done:
             time.sleep(_POLL_SECONDS)
@@ -270,18 +261,17 @@ class SlurmLauncher(LauncherBase):
 
 
 def _attempt(place: _Place) -> Attempt:
-    """An attempt of a job that is done, as its result file has it."""
+    """An attempt that has ended, as its result file has it."""
     deadline = time.monotonic() + RESULT_SECONDS
     while not place.result.exists() and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
     try:
-        value = without_checksum(read_json(place.result), required=True)
-        attempts = from_builtins(tuple[Attempt, ...], value["attempts"], "attempts")
+        return from_builtins(Attempt, without_checksum(read_json(place.result), required=True))
     except FileNotFoundError:
-        return Attempt(None, f"Job {place.job.job_id} left no result: it was cancelled, or its node failed.")
-    except (OSError, ValueError, LookupError, TypeError, SteepenError) as error:
-        return Attempt(None, f"the result of job {place.job.job_id} cannot be read ({error}).")
-    return attempts[place.number] if place.number < len(attempts) else Attempt(None, "its job was stopped.")
+        reason = f"job {place.job.job_id} left no result: it was cancelled or stopped, or its node failed."
+    except (OSError, ValueError, SteepenError) as error:
+        reason = f"the result of job {place.job.job_id} cannot be read ({error})."
+    return Attempt(Failure("WorkerLost", f"its worker was lost: {reason}", transient=True))
 
 
 def _is_first_task() -> bool:

@@ -1,6 +1,8 @@
-"""One attempt at one run, in a worker process on the machine that the launcher chose.
+"""Tasks and the processes that run them: a request goes out as JSON, its outcome comes back as JSON.
 
-`TrainCommand` and `Attempt` are pickled to and from other machines, so they hold builtin values only.
+`TaskProcess` runs one task in a `Worker`, a process that runs one task after another
+(`steepen.requests.worker`). `Task` and `Attempt` are pickled to and from other machines, so they hold builtin
+values only.
 """
 
 from __future__ import annotations
@@ -15,137 +17,141 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from steepen.launch.subprocess_entry import PARENT_PID_VARIABLE
-from steepen.launch.worker_process import DONE
+from steepen.errors import Failure
+from steepen.utils.codec import from_builtins
 from steepen.utils.files import open_without_links
 
-# Set for `steepen train --gpus` on one node of several: "NODE/NODES HOST:PORT", this node's number, how many
-# there are, and where on node 0 they meet.
+PARENT_PID_VARIABLE = "STEEPEN_PARENT"  # set for workers and ranks, to the process that they end with
+# Set for a task on one node of several: "NODE/NODES HOST:PORT", this node's number, how many there are, and
+# where on node 0 they meet.
 NODES_VARIABLE = "STEEPEN_NODES"
-PROGRAM = ("-m", "steepen.launch.subprocess_entry", "train")
-_OUTPUT_TAIL = 4000  # characters of output that come back with an attempt
+PROGRAM = ("-m", "steepen.requests.worker")
 
 
 @dataclass(frozen=True)
-class TrainCommand:
-    """The command of one attempt; every machine must see the run directory under the same path."""
+class Task:
+    """A request for a worker; every machine must see its paths alike."""
 
-    run_directory: str  # holds spec.json
-    data: str
-    arguments: tuple[str, ...] = ()  # further options of `steepen train`
+    request: dict[str, Any]  # as `Request.to_dict` writes it
+    log: str  # the file to which its output is appended
     environment: dict[str, str] = field(default_factory=dict[str, str])
-    program: tuple[str, ...] = PROGRAM  # arguments of the Python interpreter
-    code: str | None = None  # digest of the run's custom source, None without any
+    # Digest of the custom source that the request names, None without any. The launcher has imported that
+    # code, so it was trusted.
+    code: str | None = None
+    program: tuple[str, ...] = PROGRAM  # arguments of the Python interpreter that start a worker
 
-    @property
-    def program_arguments(self) -> list[str]:
-        """The arguments that follow `program`."""
-        run = Path(self.run_directory)
-        options = ("--spec", str(run / "spec.json"), "--data", self.data, "--runs", str(run.parent), "--wait")
-        # The launcher has imported the custom code of this spec, so it was trusted.
-        trust = () if self.code is None else ("--trust-code",)
-        return [*options, *trust, *self.arguments]
-
-    @property
-    def argv(self) -> list[str]:
-        """The command line that makes this attempt in a process of its own."""
-        return [sys.executable, *self.program, *self.program_arguments]
+    def to_line(self) -> bytes:
+        """One line of a worker's standard input."""
+        value = {"request": self.request, "trust": self.code is not None, "log": self.log}
+        return json.dumps(value).encode() + b"\n"
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """How an attempt ended; exit code None means that the worker was lost."""
+    """How an attempt at a task ended: the JSON of its result, or the failure."""
 
-    exit_code: int | None
-    output: str = ""  # the last characters that it printed
+    failure: Failure | None = None
+    result: Any = None
     host: str = ""
 
 
 class Worker:
-    """A process that makes one attempt after another (see `worker_process`); it ends with a failed one."""
+    """A process that runs one task after another; it ends with a failed one."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
-        self.environment = {**_environment(), **environment}
+    def __init__(self, environment: dict[str, str], program: tuple[str, ...] = PROGRAM) -> None:
+        self.environment, self.program = {**_environment(), **environment}, program
         self.code: str | None = None  # digest of the custom source that it has imported
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "steepen.launch.worker_process"],
+            [sys.executable, *program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # between runs only: a run's output goes to its log
+            stderr=subprocess.DEVNULL,  # between tasks only: a task's output goes to its log
             # A new session: Ctrl-C in the terminal reaches only the launcher, which then sends one SIGTERM.
             start_new_session=True,
             env={**self.environment, PARENT_PID_VARIABLE: str(os.getpid())},
         )
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.requests, self.answers = self.process.stdin, self.process.stdout
+        self.tasks, self.answers = self.process.stdin, self.process.stdout
+        self.answer = b""  # what has arrived of the line that answers the current task
+        self.failed = False  # its last task: it is about to exit
         os.set_blocking(self.answers.fileno(), False)
 
-    def accepts(self, command: TrainCommand) -> bool:
-        """Whether this worker may make an attempt: alive, same environment, no other custom code.
+    def accepts(self, task: Task) -> bool:
+        """Whether this worker may run a task: alive, same program and environment, no other custom code.
 
-        A module is imported once per process, so custom code that was edited between two runs needs a new
+        A module is imported once per process, so custom code that was edited between two tasks needs a new
         process.
         """
         return (
-            self.process.poll() is None
-            and {**_environment(), **command.environment} == self.environment
-            and (command.code is None or self.code is None or command.code == self.code)
+            not self.failed
+            and self.process.poll() is None
+            and self.program == task.program
+            and {**_environment(), **task.environment} == self.environment
+            and (task.code is None or self.code is None or task.code == self.code)
         )
 
-    def begin(self, command: TrainCommand, log: Path) -> None:
-        """Hand over an attempt; `exit_code` tells when it has ended."""
-        self.code = command.code or self.code
-        request = {
-            "program": list(command.program),
-            "arguments": command.program_arguments,
-            "log": str(log.absolute()),
-        }
-        with contextlib.suppress(BrokenPipeError):  # it has just died: exit_code will say so
-            self.requests.write(json.dumps(request).encode() + b"\n")
-            self.requests.flush()
+    def begin(self, task: Task) -> None:
+        """Hand over a task; `poll` tells when it has ended."""
+        self.code, self.answer = task.code or self.code, b""
+        with contextlib.suppress(BrokenPipeError):  # it has just died: `poll` will say so
+            self.tasks.write(task.to_line())
+            self.tasks.flush()
 
-    def exit_code(self) -> int | None:
-        """Exit code of the current attempt: 0 once it is done, the process's if that has ended, else None."""
-        if self.answers.read(len(DONE)) == DONE:
-            return 0
-        return self.process.poll()
+    def poll(self) -> Attempt | None:
+        """The outcome of the task once there is one; a process that ended without any was lost."""
+        ended = self.process.poll()  # before the last read: what a dead process has written is all there is
+        while part := self.answers.read(1 << 16):
+            self.answer += part
+        host = socket.gethostname()
+        if self.answer.endswith(b"\n"):
+            outcome = json.loads(self.answer)
+            self.failed = "failure" in outcome
+            failure = from_builtins(Failure, outcome["failure"]) if self.failed else None
+            return Attempt(failure, outcome.get("result"), host)
+        return None if ended is None else Attempt(_lost_process(ended, host), host=host)
 
     def close(self) -> None:
-        """Let the process exit; it must be between two attempts."""
+        """Let the process exit; it must be between two tasks."""
         with contextlib.suppress(OSError):
-            self.requests.close()
+            self.tasks.close()
         self.process.wait()
         self.answers.close()
 
 
-class TrainProcess:
-    """One attempt, in a worker process; what it prints is appended to log.txt in the run directory.
+def _lost_process(exit_code: int, host: str) -> Failure:
+    """Why a task has no outcome whose process has ended."""
+    number = -exit_code if exit_code < 0 else exit_code - 128
+    if number in signal.valid_signals() and number > 0:
+        hint = "; the machine may be short of memory" if number == signal.SIGKILL else ""
+        message = f"it was stopped by {signal.Signals(number).name} on {host}{hint}."
+        return Failure("Killed", message, 128 + number, transient=True)
+    message = f"its process ended with exit code {exit_code} on {host}; see its log.txt."
+    # The code of ranks that stop because another one was lost.
+    return Failure("WorkerLost", message, exit_code, transient=exit_code == os.EX_TEMPFAIL)
 
-    `worker` is one that earlier attempts have used; if it is None or cannot be used, a new one is started.
-    """
 
-    def __init__(self, command: TrainCommand, worker: Worker | None = None) -> None:
-        path = Path(command.run_directory) / "log.txt"
+class TaskProcess:
+    """One task in a worker: one that earlier tasks have used, or a new one if that is None or unfit."""
+
+    def __init__(self, task: Task, worker: Worker | None = None) -> None:
+        path = Path(task.log)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.log: BinaryIO = open(path, "ab+", opener=open_without_links)  # noqa: SIM115
-        self.log_start = self.log.seek(0, os.SEEK_END)
+        log: BinaryIO
+        with open(path, "ab", opener=open_without_links) as log:  # fails here if it cannot be written
+            log.flush()
         self.attempt: Attempt | None = None
-        if worker is not None and not worker.accepts(command):
+        if worker is not None and not worker.accepts(task):
             worker.close()
             worker = None
-        self.worker = worker or Worker(command.environment)
+        self.worker = worker or Worker(task.environment, task.program)
         self.process = self.worker.process
-        self.worker.begin(command, path)
+        self.worker.begin(task)
 
     def poll(self) -> Attempt | None:
         """The attempt once it has ended, else None; may be called again."""
-        if self.attempt is None and (code := self.worker.exit_code()) is not None:
-            self.log.seek(self.log_start)
-            output = self.log.read().decode(errors="replace")[-_OUTPUT_TAIL:]
-            self.log.close()
-            self.attempt = Attempt(code, output, socket.gethostname())
+        self.attempt = self.attempt or self.worker.poll()
         return self.attempt
 
     def wait(self) -> Attempt:
@@ -166,15 +172,15 @@ class TrainProcess:
             self.process.kill()
 
 
-_idle_workers: list[Worker] = []  # between two calls of run_attempt: at most one
+_idle_workers: list[Worker] = []  # between two calls of run_task: at most one
 
 
-def run_attempt(command: TrainCommand) -> Attempt:
-    """Run one attempt to its end; if this process is interrupted, the run saves and stops.
+def run_task(task: Task) -> Attempt:
+    """Run one task to its end; if this process is interrupted, the run saves and stops.
 
     The worker process stays for the next call.
     """
-    process = TrainProcess(command, _idle_workers.pop() if _idle_workers else None)
+    process = TaskProcess(task, _idle_workers.pop() if _idle_workers else None)
     try:
         attempt = process.wait()
     except BaseException:

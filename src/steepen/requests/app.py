@@ -14,11 +14,10 @@ import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
-from steepen.errors import SteepenError, UsageError, is_out_of_memory, shorten
+from steepen.errors import SteepenError, UsageError, failure_of
 from steepen.requests.command import command_function, shorten_types
 from steepen.requests.registry import VERBS, Verb
 from steepen.requests.request import Argument, Field, Request, fields_of, replace_fields
-from steepen.utils.files import DISK_FULL
 from steepen.utils.imports import code_from
 from steepen.utils.printable_stream import printable_output
 from steepen.utils.values import metavar
@@ -183,41 +182,16 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     except SystemExit as stop:  # typer has printed its own usage message, or the command chose a code
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except KeyboardInterrupt:
-        _print_error("stopped by the user.")
-        return 130
     except BrokenPipeError:
         # The process that read our output (head, less) has exited; Python would report it again at shutdown.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except SteepenError as error:
-        if debug:
+    except (Exception, KeyboardInterrupt) as error:
+        if debug and not isinstance(error, KeyboardInterrupt):
             raise
-        _print_error(str(error))
-        return error.exit_code
-    except OSError as error:
-        if debug:
-            raise
-        where = f" ({error.filename})" if error.filename else ""
-        if error.errno in DISK_FULL:
-            _print_error(f"{DISK_FULL[error.errno]}{where}; free some space and run the same command again.")
-        else:
-            _print_error(f"{error.strerror or error}{where}.")
-        return 1
-    except UnicodeEncodeError as error:  # pyarrow and other libraries take names in UTF-8 only
-        if debug:
-            raise
-        _print_error(f"{shorten(str(error.object))!r} is not UTF-8; rename it, or write it in UTF-8.")
-        return 1
-    except Exception as error:
-        if debug:
-            raise
-        if is_out_of_memory(error):
-            _print_error("out of memory; use smaller sizes, or a machine with more.")
-            return 1
-        reason = shorten(str(error))
-        _print_error(f"internal error: {type(error).__name__}: {reason} (add --debug for the traceback).")
-        return 70
+        failure = failure_of(error)
+        _print_error(failure.message)
+        return failure.exit_code
 
 
 def _mend_streams() -> None:
@@ -236,11 +210,6 @@ def _mend_streams() -> None:
 
 
 def _print_error(sentence: str) -> None:
-    if "STEEPEN_FAULT_DIRECTORY" in os.environ:  # a rank that `steepen train --gpus` started, which prints
-        from steepen.distributed.monitor import report_fault
-
-        report_fault(sentence, 1, "Failed")
-        return
     from steepen.utils.formatting import wrap_to_terminal
 
     print(wrap_to_terminal(f"steepen: {sentence}", sys.stderr), file=sys.stderr)

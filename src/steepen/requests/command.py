@@ -19,7 +19,7 @@ import typer
 from rich.markup import escape
 
 from steepen.errors import SteepenError
-from steepen.requests.request import Argument, Field, Request, fields_of, replace_fields
+from steepen.requests.request import Argument, Field, Request, fields_of, with_flags
 from steepen.utils.values import metavar, repeats
 
 OUTPUT = "Output"  # panel of --json, --figure and --write-table
@@ -61,22 +61,10 @@ def help_text(kind: type[Request[Any]]) -> str:
     return "\n\n".join([*lines, *(f"[bold]{escape(example)}[/bold]" for example in kind.examples)])
 
 
-def with_flags(kind: type[Request[Any]], text: str) -> str:
-    """A text with the names of options in place of fields in backticks."""
-    flags = {field.name: _shown_name(field) for field in fields_of(kind)}
-    return replace_fields(text, flags.get)
-
-
 def marked_up(kind: type[Request[Any]], text: str) -> str:
     """A text of a request for `--help`: fields as options, other code in bold."""
     parts = escape(with_flags(kind, text)).split("`")
     return "".join(f"[bold]{part}[/bold]" if i % 2 else part for i, part in enumerate(parts))
-
-
-def _shown_name(field: Field) -> str:
-    if isinstance(field.option, Argument):
-        return field.option.metavar or field.name.upper()
-    return field.flags[0]
 
 
 def _parameter(kind: type[Request[Any]], field: Field) -> inspect.Parameter:

@@ -242,7 +242,7 @@ def evaluate_runs(
     found, waiting = find_waiting_runs(runs, dataset.identity, scores, report)
     left = TimeLeft([one.cost for one in waiting], time.monotonic())
     for folder, own in _by_store(waiting).items():
-        context = _context(RunStore(folder), dataset.directory, scores, execution)
+        context = launch_context(RunStore(folder), dataset.directory, scores, execution)
         chosen = make_launcher(launcher, context, jobs, launcher_options)
         try:
             for outcome in chosen.launch([one.checkpoint.spec for one in own.values()]):
@@ -273,7 +273,9 @@ def _by_store(waiting: Sequence[WaitingRun]) -> dict[Path, dict[str, WaitingRun]
     return stores
 
 
-def _context(store: RunStore, data: Path, scores: ScoreOptions, execution: dict[str, Any]) -> LaunchContext:
+def launch_context(
+    store: RunStore, data: Path, scores: ScoreOptions, execution: dict[str, Any]
+) -> LaunchContext:
     """Tasks that are `eval` of one run each, with the same scores and absolute paths."""
     from steepen.launch.base import LaunchContext
 

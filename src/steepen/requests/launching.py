@@ -148,18 +148,14 @@ class Launching(UsesLauncher):
     def make_launcher(self, data: Path) -> Launcher:
         """The launcher; raises UsageError for an unknown name or option.
 
-        Every attempt at a run is `steepen train` with these options.
+        Every attempt at a run is the request `train` with these fields.
         """
         from steepen.launch.base import LaunchContext
         from steepen.launch.registry import make_launcher
 
-        words = () if self.device == "auto" else ("--device", self.device)
-        words += () if self.shard == "optimizer" else ("--shard", self.shard)
-        words += tuple(word for name in self.track for word in ("--track", name))
-        if self.sample_every is not None:
-            words += ("--sample-every", str(self.sample_every))
-            words += tuple(f"--sample-prompt={prompt}" for prompt in self.sample_prompt)
-        context = LaunchContext(data, self.store, words, gpus_per_run=self.gpus())
+        fields = ("device", "shard", "track", "sample_every", "sample_prompt")
+        options = {name: getattr(self, name) for name in fields}
+        context = LaunchContext(data, self.store, options, gpus_per_run=self.gpus())
         return make_launcher(self.launcher_name, context, self.jobs, self.launcher_options)
 
     def speed(self) -> Speed:

@@ -90,6 +90,10 @@ class Request(ABC, Generic[R_co]):
     def run(self) -> R_co:
         """Do what is asked, and return the result."""
 
+    def run_in_worker(self) -> Any:
+        """Do what is asked, in a process that another one has started; returns the JSON of the result."""
+        return cast("Any", self.run()).to_dict()
+
     def run_in_terminal(self, as_json: bool = False) -> Any:
         """What the command does: `run`, whose result it prints; None from a verb that has printed it.
 
@@ -174,6 +178,15 @@ def replace_fields(text: str, replacement: Callable[[str], str | None]) -> str:
         return match[0] if new is None else new + (" " if match[2] else "")
 
     return re.sub(r"`(\w+)`( = )?", found, text)
+
+
+def with_flags(kind: type[Request[Any]], text: str) -> str:
+    """A text with the names of options in place of fields in backticks."""
+    names = {
+        one.name: one.option.metavar or one.name.upper() if isinstance(one.option, Argument) else one.flags[0]
+        for one in fields_of(kind)
+    }
+    return replace_fields(text, names.get)
 
 
 def _converted(field: Field, value: Any) -> Any:

@@ -28,6 +28,10 @@ ArmField: TypeAlias = Annotated[
     ),
 ]
 DepthField: TypeAlias = Annotated[Depth | None, Option("Nominal depth ℓ; the width is aspect·ℓ.", RUN)]
+DataField: TypeAlias = Annotated[
+    Any,
+    Option("Data directory made by `steepen data prepare`.", RUN, metavar="<path>", python="Also a Dataset."),
+]
 Width: TypeAlias = Annotated[int, Range(1, 10**8)]
 
 

@@ -233,6 +233,15 @@ def expected_flops(spec: RunSpec, count: FlopCount = "total") -> float:
     return run_flops(*size, stop=spec.steps).counted(count)
 
 
+def whole_validation_tokens(wanted: int, available: int, context: int, batch_tokens: int) -> int:
+    """`wanted` validation tokens, or those of `available` if fewer, in whole training batches.
+
+    If they do not fill one batch, in whole windows of context+1 tokens, at least one.
+    """
+    tokens = min(wanted // context, available // (context + 1)) * context
+    return max(context, tokens // batch_tokens * batch_tokens or tokens)
+
+
 def read_spec(path: Path) -> RunSpec:
     """Read a spec from a JSON or YAML file."""
     try:
@@ -255,14 +264,14 @@ def override(spec: RunSpec, settings: Iterable[str]) -> RunSpec:
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals:
-            raise UsageError(f"--set {setting!r} is not valid: write it as section.field=value.")
+            raise UsageError(f"`changes` = {setting!r} is not valid: write it as section.field=value.")
         if key.strip() == "optimizer":
             spec = replace(spec, optimizer=OptimizerConfig.named(text.strip()))
             continue
         try:
             value = load_yaml(text)
         except yaml.YAMLError as error:
-            raise UsageError(f"--set {setting!r} is not valid: its value cannot be read.") from error
+            raise UsageError(f"`changes` = {setting!r} is not valid: its value cannot be read.") from error
         if key.strip() == "stop_after":
             shortened = {"steps": value, "schedule_steps": spec.planned_steps}
             spec = from_builtins(RunSpec, {**spec.to_dict(), **shortened}, "spec")
@@ -304,4 +313,4 @@ def _locate(key: str) -> tuple[str | None, str]:
     for other, kind in _SECTIONS.items():  # suggest hyperparameters under `optimizer`, the shorter prefix
         prefix = {"hyperparameters": "optimizer", "options": "model"}.get(other, other)
         choices += [f"{prefix}.{f.name}" for f in fields(kind)]
-    raise UsageError(f"--set {key!r} is not known; the nearest are {nearest(key, choices)}.")
+    raise UsageError(f"`changes` = {key!r} is not known; the nearest are {nearest(key, choices)}.")

@@ -15,7 +15,7 @@ from steepen.recipe.flops import flops_per_token, stored_parameters
 from steepen.recipe.recipe import PlannedRun, Recipe
 from steepen.recipe.recipe_choice import RecipeChoice
 from steepen.runs.record import RunRecord
-from steepen.runs.spec import DataConfig, RunSpec
+from steepen.runs.spec import DataConfig, RunSpec, whole_validation_tokens
 from steepen.studies.preset import Preset
 from steepen.utils.validate import require_positive
 
@@ -175,15 +175,6 @@ class StudyContext:
         if "learning_rate" in changes:
             changed = replace(changed, learning_rate_base=None)
         return changed.at_budget(arm, self.preset.base_depth, self.size_rule, tokens=self.preset.fixed_tokens)
-
-
-def whole_validation_tokens(wanted: int, available: int, context: int, batch_tokens: int) -> int:
-    """`wanted` validation tokens, or those of `available` if fewer, in whole training batches.
-
-    If they do not fill one batch, in whole windows of context+1 tokens, at least one.
-    """
-    tokens = min(wanted // context, available // (context + 1)) * context
-    return max(context, tokens // batch_tokens * batch_tokens or tokens)
 
 
 def starting_arm(arm: Arm) -> Arm:

@@ -14,6 +14,8 @@ from steepen.errors import SteepenError
 class Interrupted(SteepenError):
     """A signal stopped the run after saving a checkpoint, or before its first step (None)."""
 
+    transient = True
+
     def __init__(self, number: int, step: int | None) -> None:
         when = "before training" if step is None else f"after step {step:,}, which is saved"
         super().__init__(f"stopped by {signal.Signals(number).name} {when}; run the same command to resume.")

@@ -19,7 +19,7 @@ from steepen.distributed.environment import process_environment
 from steepen.distributed.faults import is_communication_error, stop_all_ranks
 from steepen.distributed.sharded_optimizer import DistributedOptimizer, ShardedOptimizer
 from steepen.distributed.world import FlagExchange, RanksDiffer, World, joined_world
-from steepen.errors import UsageError, is_out_of_memory
+from steepen.errors import Failure, UsageError, failure_of, is_out_of_memory
 from steepen.execution.compile import compile_blocks
 from steepen.execution.select import ExecutionMode, choose_execution_mode
 from steepen.model.growth import grow
@@ -139,7 +139,7 @@ def _train(
             reported = _explain_out_of_memory(error)
             lost = world.size > 1 and is_communication_error(reported)
             if world.is_main and not isinstance(reported, Interrupted | RunLost) and not lost:
-                _write_failure(directory, type(reported).__name__, str(reported))
+                _write_failure(directory, failure_of(reported))
             raise reported from error
         finally:
             display.close()
@@ -154,12 +154,12 @@ def _record_of(directory: RunDirectory, world: World) -> RunRecord | None:
     return None if value is None else RunRecord.from_dict(value)
 
 
-def _write_failure(directory: RunDirectory, kind: str, message: str) -> None:
+def _write_failure(directory: RunDirectory, failure: Failure) -> None:
     """Write failure.json, except where a rank was lost: that is an interruption, and the run can resume."""
-    if kind in ("RankLost", "RankHung"):
+    if failure.transient:
         return
     with contextlib.suppress(OSError):  # a full disk must not hide the error
-        write_json(directory.failure_file, {"kind": kind, "message": message})
+        write_json(directory.failure_file, {"kind": failure.kind, "message": failure.message})
 
 
 def execution_mode(

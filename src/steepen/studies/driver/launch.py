@@ -50,13 +50,10 @@ class LaunchSettings:
 
     def make_launcher(self) -> Launcher:
         """The launcher of these settings; raises UsageError for an unknown name or option."""
-        arguments = () if self.device == "auto" else ("--device", self.device)
-        arguments += () if self.shard == "optimizer" else ("--shard", self.shard)
-        arguments += tuple(word for name in self.trackers for word in ("--track", name))
+        options: dict[str, Any] = {"device": self.device, "shard": self.shard, "track": self.trackers}
         if self.sample_every is not None:
-            arguments += ("--sample-every", str(self.sample_every))
-            arguments += tuple(f"--sample-prompt={prompt}" for prompt in self.sample_prompts)
-        context = LaunchContext(self.data, self.store, arguments, gpus_per_run=self.gpus())
+            options |= {"sample_every": self.sample_every, "sample_prompt": self.sample_prompts}
+        context = LaunchContext(self.data, self.store, options, gpus_per_run=self.gpus())
         return make_launcher(self.launcher, context, self.jobs, self.options)
 
     def gpus(self) -> GpusPerRun:

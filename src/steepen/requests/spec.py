@@ -1,0 +1,166 @@
+"""`spec`: everything that decides the result of one run. `train` has the same fields."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+from steepen.errors import UsageError
+from steepen.requests.request import Option, Request, function
+from steepen.requests.run_size import RUN, SIZE, ArmField, DataField, RunSize
+from steepen.training.train_options import EXECUTION, Steps
+from steepen.utils.codec import Range
+from steepen.utils.values import Depth, Seed, Tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from steepen.data import Dataset
+    from steepen.runs.spec import RunSpec
+
+    # What Python accepts; it is stored as KEY=VALUE texts.
+    Changes: TypeAlias = Mapping[str, Any] | Sequence[str]
+else:
+    Changes = tuple[str, ...]
+
+DATA = "Data"
+VALIDATION_TOKENS = 10_000_000  # of the paper's runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecFields(RunSize):
+    """The fields of a spec besides arm and depth."""
+
+    changes: Annotated[
+        Changes,
+        Option(
+            "Change a hyperparameter or option, by name or the paper's code: `changes` learning_rate=0.03, "
+            "`changes` GLR=0.03, `changes` model.softcap=15. Repeatable.",
+            RUN,
+            flag="--set",
+            metavar="KEY=VALUE",
+            python='Also a dict: {"learning_rate": 0.03}.',
+        ),
+    ] = ()
+    optimizer: Annotated[
+        Any, Option("muon (the default), adamw, or module:factory.", RUN, python="Also the factory.")
+    ] = None
+    seed: Annotated[Seed, Option("Seed of weights, data order and random passes.", RUN)] = 0
+    stop_after: Annotated[
+        Steps | None,
+        Option(
+            "Train only the first so many steps; learning rate and growth follow the whole schedule.", SIZE
+        ),
+    ] = None
+    pool_tokens: Annotated[
+        Tokens | None,
+        Option(
+            "Use only this many unique tokens. With `epochs` and without `tokens`, `flops` or `tpp`, the run "
+            "is that many epochs long. Default: 1.01 times the run's tokens.",
+            DATA,
+        ),
+    ] = None
+    pool: Annotated[
+        Literal["prefix", "sample"],
+        Option("prefix: the first tokens of the data; sample: `pool_tokens` at random, else all.", DATA),
+    ] = "prefix"
+    windows: Annotated[
+        Literal["recut", "fixed"],
+        Option(
+            "recut: every epoch shuffles the documents and cuts them into windows anew; fixed: the windows "
+            "are cut once and shuffled every epoch.",
+            DATA,
+        ),
+    ] = "recut"
+    epochs: Annotated[int | None, Range(1, 10**6), Option("Maximum number of epochs. Default: 1.", DATA)] = (
+        None
+    )
+    validation_tokens: Annotated[
+        Tokens | None,
+        Option("Validation tokens. Default: 10M or what the data has, in whole batches.", DATA),
+    ] = None
+    precision: Annotated[
+        Literal["auto", "bf16", "fp32", "fp8"],
+        Option(
+            "Precision of the GEMMs: bf16, fp32, fp8 (a GPU with fp8 tensor cores; evaluated in bf16), or "
+            "auto: bf16 on a GPU, fp32 on a CPU. Part of the spec: each is another run.",
+            EXECUTION,
+        ),
+    ] = "auto"
+
+    def settings(self) -> list[str]:
+        """What is changed in the spec, as `override` takes it."""
+        from steepen.utils.imports import object_name
+
+        found = [] if self.optimizer is None else [f"optimizer={object_name(self.optimizer, 'optimizer')}"]
+        found += [*self.changes]
+        return found if self.stop_after is None else [*found, f"stop_after={self.stop_after}"]
+
+    def make_spec(
+        self, dataset: Dataset, arm: Any, depth: int, device: str = "auto"
+    ) -> tuple[RunSpec, tuple[str, ...]]:
+        """The spec of a run on prepared data, and the planner's warnings."""
+        from steepen.model.arms import find_arm
+        from steepen.recipe.planner import make_plan
+        from steepen.runs.spec import DataConfig, RunSpec, override, whole_validation_tokens
+
+        found, choice = find_arm(arm), self.recipe_choice()
+        recipe = self.recipe_of(found)
+        size = self.size_rule(vocabulary=dataset.padded_vocabulary, real_vocabulary=dataset.vocabulary)
+        data = DataConfig(dataset.identity, self.pool_tokens, self.epochs or 1, self.pool, self.windows)
+        tokens = self.tokens
+        if self.pool_tokens and self.epochs and self.tpp is tokens is self.flops is None:
+            # Both say how long the run is: so many epochs of whole batches.
+            steps = data.max_steps(self.pool_tokens, size.context, recipe.batch_tokens)
+            tokens = float(max(1, steps) * recipe.batch_tokens)
+        plan = make_plan(
+            found, depth=depth, size_rule=size, recipe=recipe, tokens=tokens, flops=self.flops, rho=self.rho
+        )
+        validation_tokens = self.validation_tokens or whole_validation_tokens(
+            VALIDATION_TOKENS, len(dataset.tokens("val")), size.context, recipe.batch_tokens
+        )
+        run = RunSpec.from_plan(
+            plan.run, data, validation_tokens=validation_tokens, seed=self.seed,
+            precision=choose_precision(self.precision, device),
+        )  # fmt: skip
+        return override(run, [*choice.settings(found), *self.settings()]), plan.warnings
+
+
+def choose_precision(name: str, device: str) -> str:
+    """Resolve "auto" to bf16 on a GPU and fp32 on a CPU."""
+    if name != "auto":
+        return name
+    if device == "auto":
+        from steepen.training.device import find_device
+
+        device = find_device("auto").type
+    return "bf16" if device.startswith("cuda") else "fp32"
+
+
+def open_data(data: Any) -> Dataset:
+    """Prepared data: as given, or opened."""
+    from steepen.data import Dataset
+
+    if data is None:
+        raise UsageError("`data` is missing: give a directory made by `steepen data prepare`.")
+    return data if isinstance(data, Dataset) else Dataset.open(data)
+
+
+@dataclass(frozen=True)
+class Spec(SpecFields, Request["RunSpec"]):
+    """Make the specification of one run on prepared data: everything that decides its result.
+
+    On the command line `steepen train --write-spec` makes it.
+    """
+
+    arm: ArmField
+    depth: Annotated[Depth, Option("Nominal depth ℓ; the width is aspect·ℓ.", RUN)]
+    data: DataField
+    _: KW_ONLY
+
+    def run(self) -> RunSpec:
+        """The spec."""
+        return self.make_spec(open_data(self.data), self.arm, self.depth)[0]
+
+
+spec = function(Spec)
