@@ -33,7 +33,7 @@ class DocumentEndsWriter:
         self._stream = open(path, "ab", opener=open_without_links)  # noqa: SIM115
         if path.stat().st_size < size:
             self._stream.close()
-            raise SteepenError(f"{path} is shorter than the journal says; use --restart to begin again.")
+            raise SteepenError(f"{path} is shorter than the journal says; use `restart` to begin again.")
         self._stream.truncate(size)
 
     def append(self, end: int) -> None:

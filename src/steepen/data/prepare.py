@@ -59,7 +59,7 @@ def prepare(
     if (out / MANIFEST).is_file():
         return _open_existing(out, identity)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} exists and is not prepared data; choose another directory for --out.")
+        raise UsageError(f"{out} exists and is not prepared data; choose another directory for `out`.")
     partial.mkdir(parents=True, exist_ok=True)
     with _lock(partial):
         if (out / MANIFEST).is_file():  # another process has finished it since
@@ -131,7 +131,7 @@ def _clear(partial: Path) -> None:
 def _other_preparation(partial: Path) -> UsageError:
     return UsageError(
         f"{partial} holds an unfinished preparation of another source or with other options; "
-        "use --restart to delete it, or choose another directory for --out."
+        "use `restart` to delete it, or choose another directory for `out`."
     )
 
 
@@ -139,7 +139,7 @@ def _open_existing(out: Path, identity: dict[str, Any]) -> Dataset:
     if _stored_identity(out) != identity:
         raise UsageError(
             f"{out} already holds prepared data of another source or with other options; "
-            "choose another directory for --out, or remove it."
+            "choose another directory for `out`, or remove it."
         )
     return Dataset.open(out)
 

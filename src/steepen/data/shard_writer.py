@@ -47,7 +47,7 @@ class ShardWriter:
         if open_tokens:
             path, size = self._path(), size_in_bytes(self.dtype, open_tokens)
             if not path.is_file() or path.stat().st_size < size:
-                raise SteepenError(f"{path} is shorter than the journal says; use --restart to begin again.")
+                raise SteepenError(f"{path} is shorter than the journal says; use `restart` to begin again.")
             self._stream = open(path, "r+b", opener=open_without_links)  # noqa: SIM115
             self._stream.truncate(size)
             self._stream.seek(0, os.SEEK_END)

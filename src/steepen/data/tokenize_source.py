@@ -63,7 +63,7 @@ def read_journal(directory: Path) -> tuple[dict[str, Any], JournalState] | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
-        raise SteepenError(f"{path} is damaged ({error}); use --restart to begin again.") from None
+        raise SteepenError(f"{path} is damaged ({error}); use `restart` to begin again.") from None
 
 
 class TokenizationJob:
@@ -133,12 +133,12 @@ class TokenizationJob:
             if self.val_fraction and not self.split.adjust_threshold(sizes, max_bytes):
                 raise UsageError(
                     f"source {name!r} is one document, and validation is split off by document: cut plain "
-                    "text with --separator (as '\\n\\n', at blank lines), name files with --val-source, or "
-                    "do without validation by --val-tokens 0."
+                    "text with `separator` (as '\\n\\n', at blank lines), name files with `val_source`, or "
+                    "do without validation by `val_tokens` = 0."
                 )
             separate = self.parts[: self.first_train_part]
             if self.val_tokens and separate and not any(t for part in separate for t in part.documents(0)):
-                raise UsageError("--val-source has no text; name other files, or leave it out.")
+                raise UsageError("`val_source` has no text; name other files, or leave it out.")
             state.threshold = self.split.threshold
 
     def _tokenizer(self) -> Tokenizer:
@@ -185,7 +185,7 @@ class TokenizationJob:
             if self.state.versions[number] != part.version:
                 raise SteepenError(
                     f"{part.file} has changed since its preparation began; restore it, or begin again with "
-                    "--restart."
+                    "`restart`."
                 )
 
     def _tokenize(self, tokenizer: Tokenizer) -> None:

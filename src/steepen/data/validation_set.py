@@ -33,13 +33,13 @@ class ValidationSet:
         if not available:
             raise UsageError(
                 f"the {len(stream):,} validation tokens of {dataset.directory} do not fill one window of "
-                f"context+1 = {context + 1:,} tokens; prepare it with a larger --val-tokens or "
-                "a --val-source, or use a shorter context."
+                f"context+1 = {context + 1:,} tokens; prepare it with a larger `val_tokens` or "
+                "a `val_source`, or use a shorter context."
             )
         if self.windows < 1:
             raise UsageError(
                 f"cannot validate on {tokens:,} tokens at context {context:,}: at least one context is "
-                f"needed; give --validation-tokens {context} or more."
+                f"needed; give `validation_tokens` = {context} or more."
             )
         if self.windows > available:
             raise UsageError(

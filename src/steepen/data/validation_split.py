@@ -59,7 +59,7 @@ class ValidationSplit:
         self._chosen: set[bytes] = set()
         self._stream = open(file, "a+b", opener=open_without_links)  # noqa: SIM115
         if file.stat().st_size < documents * entry:
-            raise SteepenError(f"{file} is shorter than the journal says; use --restart to begin again.")
+            raise SteepenError(f"{file} is shorter than the journal says; use `restart` to begin again.")
         self._stream.truncate(documents * entry)
         self._stream.seek(0)
         while digest := self._stream.read(entry):

@@ -465,10 +465,10 @@ class RunComparison(Result):
         pair = (self.first, self.second)
         yield Lines("\n".join(f"{mark} {run.headline()}" for mark, run in zip(MARKS, pair, strict=False)))
         columns = [
-            Column("", value=lambda row: row.field),
-            *(Column(name[:8], value=lambda row, side=side: format_field(row.field, getattr(row, side)))
-              for name, side in zip([run.name for run in pair], ("first", "second"), strict=True)),
-        ]  # fmt: skip
+            Column(value=lambda row: row.field),
+            Column(value=lambda row: format_field(row.field, row.first)),
+            Column(value=lambda row: format_field(row.field, row.second)),
+        ]
         settings = [row for row in self.rows if row.setting and row.field != "run"]
         if not settings:
             yield Lines("\nno setting differs")

@@ -74,7 +74,8 @@ def grid(table: Table) -> Grid:
     found = Grid(
         title=Text(table.title) if table.title else None, title_justify="left", title_style="bold",
         caption=Text(table.caption) if table.caption else None, caption_justify="left", caption_style="",
-        box=SIMPLE_HEAD if table.rule else None, padding=(0, 1 if table.rule else 2, 0, 0), pad_edge=False,
+        box=SIMPLE_HEAD if table.rule else None, show_header=any(table.columns),
+        padding=(0, 1 if table.rule else 2, 0, 0), pad_edge=False,
     )  # fmt: skip
     for name, right in zip(table.columns, right_columns(table), strict=True):
         found.add_column(Text(name), justify="right" if right else "left", no_wrap=right, overflow="fold")

@@ -162,7 +162,7 @@ def _local_mirror(
     chosen = found[files.first : files.last]
     if not chosen:
         raise UsageError(
-            f"no Parquet file{_which(files)} under {top / files.folder}; --hub takes a directory laid out "
+            f"no Parquet file{_which(files)} under {top / files.folder}; `hub` takes a directory laid out "
             "like the Hub."
         )
     listed = tuple((file.relative_to(top).as_posix(), file.stat().st_size) for file in chosen)
@@ -185,7 +185,7 @@ def _pinned_listing(staging: Path, repository: str, files: HubFiles) -> HubListi
         listed = tuple((str(name), int(size)) for name, size in stored.pop("files"))
         listing = HubListing(files=listed, **stored)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise SteepenError(f"{path} is damaged ({error}); use --restart to begin again.") from None
+        raise SteepenError(f"{path} is damaged ({error}); use `restart` to begin again.") from None
     same = (listing.repository, listing.folder) == (repository, files.folder)
     return listing if same else None
 
