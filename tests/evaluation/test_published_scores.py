@@ -121,7 +121,7 @@ def test_published_scores_are_printed_beside_a_runs_own_and_not_saved(
     assert "published untied-grow d3 on fineweb (1.000e+15 FLOPs): validation loss 4.2500" in out
     assert "published: KL effective depth 5" in out
     assert "published, minus loss at 4: 1: +0.2500, 4: +0.0000" in out
-    assert "published centred" in out and "0.0312" in out and "2.7500" in out
+    assert "published: centred accuracy" in out and "0.0312" in out and "2.7500" in out
     assert "published: CORE22 0.0625, CORE17 0.0500, answer NLL 3.5000 (convention: authors)" in out
     assert "no published" not in err
     assert main([*words, "--json"]) == 0

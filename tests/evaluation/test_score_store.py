@@ -175,7 +175,7 @@ def test_scores_of_another_convention_are_never_mixed(
     assert "keeps its larger CORE result" in err and "convention: authors" in err
     assert scores(run)["core"] == second
     code, _, err = evaluate(dataset, "--core", bundle_folder, "--convention", "lm-eval")
-    assert code == 2 and "--convention 'lm-eval' is not known: use authors or nanochat" in err
+    assert code == 2 and "--convention 'lm-eval' is not valid: it must be one of 'authors', 'nanochat'" in err
 
 
 def core(bundle: str, tasks: int, seeds: int = 3, each: int = 10, limit: int | None = None) -> dict[str, Any]:

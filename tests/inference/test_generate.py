@@ -173,11 +173,11 @@ def test_text_from_python_and_the_command_line(trained: Path, capsys: pytest.Cap
     ("options", "says"),
     [
         ({"passes": 9}, "this untied network has 4 cores"),
-        ({"passes": 0}, "at least once"),
-        ({"max_tokens": 0}, "give at least 1"),
-        ({"temperature": -1}, "--temperature -1"),
-        ({"top_p": 0}, "--top-p 0"),
-        ({"seed": -1}, "--seed -1"),
+        ({"passes": 0}, "`passes` = 0 is not valid"),
+        ({"max_tokens": 0}, "`max_tokens` = 0"),
+        ({"temperature": -1}, "`temperature` = -1"),
+        ({"top_p": 0}, "`top_p` = 0"),
+        ({"seed": -1}, "`seed` = -1"),
         ({"prompt": "the cat sat " * 100}, "leaves no room in the network's context of 32"),
     ],
 )

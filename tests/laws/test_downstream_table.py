@@ -100,12 +100,12 @@ def test_forecast_command_reads_the_papers_table(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--chain", "cubic"], "gadre, olmo, paper, direct"),
+        (["--chain", "cubic"], "'gadre', 'olmo', 'paper', 'direct'"),
         (["--hold-out", "grown:1e20"], "did you mean grow"),
         (["--hold-out", "1"], "every run is held out"),
         (["--columns", "accuracy=flops"], "fractions"),
         (["--where", "arm=none"], "no row"),
-        (["--figure", "x.png"], "--figure is for runs"),
+        (["--figure", "x.png"], "nothing to draw"),
     ],
 )
 def test_wrong_request_is_rejected(

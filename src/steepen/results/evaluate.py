@@ -172,10 +172,11 @@ def core_table(core: Mapping[str, Any], published: Mapping[str, Mapping[str, flo
     ]
     if published:
         columns += [
-            Column("published centred", ".4f", value=lambda row: published.get(row[0], {}).get("centered")),
+            Column("published", ".4f", value=lambda row: published.get(row[0], {}).get("centered")),
             Column("NLL", ".4f", value=lambda row: published.get(row[0], {}).get("nll"), align="right"),
         ]
-    return table_of(list(core["tasks"].items()), columns, f"CORE, convention: {core['convention']}")
+    caption = "published: centred accuracy; the last column is its answer NLL" if published else ""
+    return table_of(list(core["tasks"].items()), columns, f"CORE, convention: {core['convention']}", caption)
 
 
 @dataclass(frozen=True)
