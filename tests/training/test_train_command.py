@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import steepen
-from steepen.cli import main
 from steepen.data import Dataset
+from steepen.requests.app import main
 from steepen.runs.spec import read_spec
 
 SIZE = ["--aspect", "16", "--head-dim", "16", "--mlp-multiple", "16", "--context", "32"]
@@ -44,7 +44,8 @@ def test_training_imports_neither_compiler_nor_sympy(tiny_data: Dataset, tmp_pat
     `Module.to_empty` and for the classes of torch.optim."""
     words = ["train", "--device", "cpu", "--data", str(tiny_data.directory), "--runs", str(tmp_path / "runs")]
     code = (
-        f"import sys; from steepen.cli import main; code = main({[*words, *RUN, '--arm', 'untied-grow']!r}); "
+        "import sys; from steepen.requests.app import main; "
+        f"code = main({[*words, *RUN, '--arm', 'untied-grow']!r}); "
         "print(code, *{'sympy', 'torch._dynamo'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -19,10 +19,10 @@ from steepen.utils.formatting import wrap_to_terminal
 from steepen.utils.values import Integers
 
 if TYPE_CHECKING:
-    from steepen.api.runs import Run
     from steepen.data import Dataset
     from steepen.distributed.processes import NodeGroup
-    from steepen.evaluation.evaluate_run import EvaluationRequest
+    from steepen.evaluation.score_options import ScoreOptions
+    from steepen.results.runs import Run
     from steepen.runs.record import RunRecord
     from steepen.runs.spec import RunSpec
 
@@ -96,7 +96,7 @@ class Train(SpecFields, TrainOptions, Request["Run"]):
 
     def run(self) -> Run:
         """Train to the end, and return the run; nothing is printed unless `quiet` is False."""
-        from steepen.api.runs import open_runs
+        from steepen.results.runs import open_runs
 
         dataset = open_data(self.data)
         found, _ = self.find_spec(dataset)
@@ -176,38 +176,30 @@ class Train(SpecFields, TrainOptions, Request["Run"]):
             return record
         return self._evaluate(dataset, run, wanted, show=not (quiet or as_json)) or record
 
-    def _scores(self) -> EvaluationRequest | None:
+    def _scores(self) -> ScoreOptions | None:
         """What to score after training; a wrong bundle is rejected before it."""
         if self.core is None and not self.kl_depth and self.passes is None:
             return None
-        from steepen.evaluation.core.bundle import Bundle
-        from steepen.evaluation.core.run_suite import CoreOptions
-        from steepen.evaluation.evaluate_run import EvaluationRequest
+        from steepen.evaluation.score_options import ScoreOptions
 
-        return EvaluationRequest(
-            core=None if self.core is None else Bundle.open(self.core),
-            core_options=CoreOptions(examples=self.core_examples),
-            kl_depth=self.kl_depth,
-            passes=self.passes or (),
+        found = ScoreOptions(
+            core=self.core, kl_depth=self.kl_depth, passes=self.passes, core_examples=self.core_examples
         )
+        found.check_scores()
+        return found
 
-    def _evaluate(
-        self, dataset: Dataset, run: RunSpec, wanted: EvaluationRequest, show: bool
-    ) -> RunRecord | None:
+    def _evaluate(self, dataset: Dataset, run: RunSpec, wanted: ScoreOptions, show: bool) -> RunRecord | None:
         """Score the finished run; returns its record with the scores."""
-        from steepen.cli.score_tables import print_scores
         from steepen.evaluation.evaluate_run import evaluate
+        from steepen.results.evaluate import score_blocks
+        from steepen.results.text import print_blocks
         from steepen.runs.store import RunStore
 
         found = evaluate(
-            self.runs / run.hash,
-            dataset,
-            wanted,
-            update_record=True,
-            device=self.device,
-            quiet=not show,
-            on_scores=print_scores if show else None,
+            self.runs / run.hash, dataset, wanted, update_record=True, device=self.device, quiet=not show
         )
+        if show:
+            print_blocks(lambda _: score_blocks(found.scores))
         self._print_notes(found.notes)
         return RunStore(self.runs).record(run)
 
