@@ -78,7 +78,8 @@ class Evaluate(ScoreOptions, UsesLauncher, Request["EvaluationResult | Evaluated
         bool | None,
         Option(
             "Add the scores to the run's record. Default: for a finished run, if the data is known to have "
-            "its tokenizer."
+            "its tokenizer.",
+            "Output",
         ),
     ] = None
     device: DeviceField = "auto"
