@@ -239,7 +239,7 @@ def test_different_request_does_not_resume_an_unfinished_one(tmp_path: Path, cor
     with pytest.raises(Interrupted):
         prepare(PrepareRequest((str(corpus),)), tmp_path / "out", interrupt_after(5))
     other = PrepareRequest((str(corpus),), val_tokens=3_000)
-    with pytest.raises(UsageError, match="--restart"):
+    with pytest.raises(UsageError, match="`restart`"):
         prepare(other, tmp_path / "out")
     prepare(other, tmp_path / "fresh")
     assert files_of(prepare(other, tmp_path / "out", restart=True).directory) == files_of(tmp_path / "fresh")
@@ -441,7 +441,7 @@ def test_source_of_one_document_is_rejected_with_remedies_that_work(
 
 def test_validation_files_without_text_are_rejected(tmp_path: Path, corpus: Path) -> None:
     (tmp_path / "empty.txt").write_text(" \n")
-    with pytest.raises(UsageError, match="--val-source has no text"):
+    with pytest.raises(UsageError, match="`val_source` has no text"):
         prepare(PrepareRequest((str(corpus),), (str(tmp_path / "empty.txt"),)), tmp_path / "out")
 
 

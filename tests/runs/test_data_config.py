@@ -145,4 +145,4 @@ def test_token_count_that_is_no_whole_number_is_rejected(
 ) -> None:
     words = ["--arm", "vanilla", "--depth", "6", "--data", str(tmp_path), "--pool-tokens", text]
     assert main(["train", *words]) == 2
-    assert "whole number of tokens" in capsys.readouterr().err
+    assert "must be a whole number" in capsys.readouterr().err

@@ -18,7 +18,7 @@ SIZE = ["--aspect", "16", "--head-dim", "16", "--mlp-multiple", "16", "--context
 RUN = ["--arm", "vanilla", "--depth", "1", "--tokens", "512", "--batch-tokens", "256", *SIZE]
 
 
-def test_precision_auto_is_fp32_on_a_cpu_in_python_and_on_the_command_line(
+def test_default_precision_is_one_in_python_and_on_the_command_line(
     tiny_data: Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "spec.json"
@@ -26,8 +26,9 @@ def test_precision_auto_is_fp32_on_a_cpu_in_python_and_on_the_command_line(
     assert main(words) == 0
     size: Any = {"aspect": 16, "head_dim": 16, "mlp_multiple": 16, "context": 32}
     made = steepen.spec("vanilla", 1, tiny_data, tokens=512, batch_tokens=256, **size)
-    assert made == read_spec(file) and made.precision == "fp32"
+    assert made == read_spec(file) and made.precision == "bf16"
     assert capfd.readouterr().out.strip() == made.hash
+    assert steepen.spec("vanilla", 1, tiny_data, tokens=512, precision="auto", **size).precision == "fp32"
 
 
 def test_fewer_tokens_than_a_step_are_noted_before_training(

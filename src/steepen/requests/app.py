@@ -14,7 +14,7 @@ import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
-from steepen.errors import SteepenError, UsageError, failure_of
+from steepen.errors import INTERNAL, SteepenError, UsageError, failure_of
 from steepen.requests.command import command_function, shorten_types
 from steepen.requests.registry import VERBS, Verb, find_verb
 from steepen.requests.request import Argument, Field, Request, fields_of, replace_fields
@@ -195,7 +195,8 @@ def main(arguments: list[str] | None = None) -> int:
         if debug and not isinstance(error, KeyboardInterrupt):
             raise
         failure = failure_of(error)
-        _print_error(failure.message)
+        hint = " (Add --debug for the traceback.)" if failure.exit_code == INTERNAL else ""
+        _print_error(failure.message + hint)
         return failure.exit_code
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from steepen.errors import RemoteError, UsageError
 from steepen.requests.request import Option, Request, fields_of, function, with_flags
 from steepen.requests.run_size import RUN, ArmField, DataField, DepthField
-from steepen.requests.spec import SpecFields, open_data
+from steepen.requests.spec import SpecFields, choose_precision, open_data
 from steepen.training.train_options import EXECUTION, TrainOptions
 from steepen.utils.codec import Range
 from steepen.utils.formatting import wrap_to_terminal
@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from steepen.runs.spec import RunSpec
 
 EVALUATION = "Evaluation of the finished run"
+# Measured on one core; the table is in docs/training.md.
+BF16_ON_CPU = (
+    "this run uses bf16, which is about 10 times slower than fp32 on a CPU without bf16 instructions; "
+    "`precision` fp32 trains another run (its own hash)."
+)
 SMALL_RUN_FLOPS = 1e14  # some minutes on one core
 
 
@@ -113,14 +118,13 @@ class Train(SpecFields, TrainOptions, Request["Run"]):
         """Train with progress on stderr, then print the loss and the directory of the run, or the record."""
         from steepen.distributed.environment import process_environment
         from steepen.runs.spec import expected_flops
+        from steepen.runs.store import RunStore
         from steepen.utils.json_io import to_json, write_json
 
         dataset = open_data(self.data)
         run, notes = self.find_spec(dataset)
         if self.write_spec is not None:
             write_json(self.write_spec, run.to_dict())
-            if self.spec is None and self.precision == "auto" and run.precision == "fp32":
-                self._print_notes(["the precision is fp32, as this device is a CPU; a GPU would get bf16."])
             print(run.hash)
             return
         main = process_environment().is_main
@@ -128,6 +132,9 @@ class Train(SpecFields, TrainOptions, Request["Run"]):
         small = expected_flops(run) < SMALL_RUN_FLOPS and run.steps > 1
         if main and not small:
             self._print_notes(notes)
+        slow = run.precision == "bf16" and choose_precision("auto", self.device) == "fp32"
+        if main and slow and self.spec is None and RunStore(self.runs).record(run) is None:
+            self._print_notes([BF16_ON_CPU])
         record = self._train(dataset, run, quiet=False, as_json=as_json)
         if record is None or not main:
             return
