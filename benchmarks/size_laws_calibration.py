@@ -12,13 +12,14 @@ import sys
 
 import numpy as np
 
-from steepen.laws.fits.chinchilla import ChinchillaSettings, fit_chinchilla
+from steepen.laws.fits.chinchilla import ChinchillaLoss, ChinchillaSettings, fit_chinchilla
 from steepen.laws.fits.isoflop import fit_isoflop
 from steepen.laws.fits.isoflop_comparison import compare_sweeps
 from steepen.laws.fits.size_law_comparison import ArmRuns, compare_laws
 from steepen.laws.fits.size_law_solver import ModelSize
 
 NOISE, SHARED = 3e-3, 6e-3
+OBJECTIVES: tuple[ChinchillaLoss, ...] = ("huber", "log-mse")
 TRUTH = {"e": 1.82, "alpha": 0.347, "beta": 0.366, "parameters_exponent": 0.366 / 0.713}
 
 
@@ -38,7 +39,7 @@ def intervals(draws: int) -> None:
     print(f"coverage of 90% intervals of one law, {draws} draws\n{'runs, objective':<26}", end="")
     print("".join(f"{name:>9}" for name in ("E", "α", "β", "N* exp.")))
     for per_axis in (6, 4):
-        for loss in ("huber", "log-mse"):
+        for loss in OBJECTIVES:
             rng = np.random.default_rng(0)
             n, d = cells(per_axis)
             inside = np.zeros(len(TRUTH))

@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 
 from core_bundle import write_bundle
 from steepen import pack
-from steepen.cli.app import main
 from steepen.data import Dataset
 from steepen.inference.export import export
+from steepen.requests.app import main
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
 from steepen.studies.answer import Answer, Axis, Panel, Series, Table

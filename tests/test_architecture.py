@@ -54,23 +54,13 @@ ALLOWED: dict[str, set[str]] = {
     },
     # Rows and how they are shown. `report` draws the panels of a result.
     "results": {
-        *("data", "laws", "launch.cost_estimate", "recipe", "report", "runs", "studies", "utils", "api.runs"),
-        *MODEL_CONFIG,
+        *("data", "laws", "launch.cost_estimate", "recipe", "report", "runs", "studies", "utils"),
+        *("evaluation.evaluate_many", "evaluation.forecast", "evaluation.scored_runs", *MODEL_CONFIG),
     },
-    # What can be asked; `cli` and `api` have what is not a request yet.
+    # What can be asked: the command line and the Python functions.
     "requests": {
         *("data", "model", "recipe", "runs", "launch", "training", "evaluation", "studies", "laws", "report"),
-        *("distributed", "inference", "reproduction", "results", "utils", "api.launched_scores"),
-        *("api.runs", "cli.score_tables"),  # until `runs` and `eval` are requests
-    },
-    "cli": {
-        *("data", "model", "recipe", "runs", "launch", "training", "evaluation", "studies", "laws", "report"),
-        *("distributed", "inference", "utils", "api", "requests", "results"),
-    },
-    # What `import steepen` offers, lazily.
-    "api": {
-        *("data", "model", "recipe", "runs", "launch", "training", "evaluation", "studies", "laws", "report"),
-        *("inference", "utils", "requests", "results"),
+        *("distributed", "inference", "reproduction", "results", "utils"),
     },
 }
 PACKAGES = set(ALLOWED)

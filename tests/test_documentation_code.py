@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import steepen
-from steepen.cli.app import main
+from steepen.requests.app import main
 from test_documentation import in_blocks
 
 REPOSITORY = Path(__file__).resolve().parents[1]

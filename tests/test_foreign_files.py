@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 from fake_trainer import record_of
 from run_fixtures import make_spec
-from steepen.cli.app import main
 from steepen.errors import UsageError, show
 from steepen.launch.worker import Task, TaskProcess
 from steepen.report.contents import figure_csv
+from steepen.requests.app import main
 from steepen.results.render import to_csv
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore

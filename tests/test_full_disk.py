@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from clean_place import Place, eval_words, make_place
-from steepen.cli.app import main
 from steepen.data import Dataset
+from steepen.requests.app import main
 from steepen.runs.spec import RunSpec
 from training_fixtures import make_spec, tiny_data
 

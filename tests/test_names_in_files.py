@@ -23,7 +23,6 @@ import yaml
 from chaos.test_mutated_files import KINDS, Kind
 from clean_place import Place, make_place, no_hang
 from run_fixtures import make_spec as a_spec
-from steepen.cli.app import main
 from steepen.data import Dataset
 from steepen.data.sources.custom_source import custom_source
 from steepen.data.sources.source import Source
@@ -38,6 +37,7 @@ from steepen.optim.config import OptimizerConfig
 from steepen.optim.custom_optimizer import CustomOptimizer
 from steepen.recipe.paper_tables import recipe_of
 from steepen.recipe.recipe_file import RecipeFile, write_recipe
+from steepen.requests.app import main
 from steepen.runs.spec import RunSpec, code_digest
 from steepen.runs.store import RunStore
 from steepen.studies.registry import STUDIES, find_study
@@ -81,7 +81,7 @@ OUT_OF_STEEPEN = [
     "steepen.model.block:torch.ops",
     "steepen.model.block:TransformerBlock.forward",
     "steepen.model.arms:ARMS.clear",
-    "steepen.cli:main",
+    "steepen.requests.app:main",
     "steepen.requests.app:main",
     "steepen.requests.app:root_command",
     "steepen.launch.local:subprocess.Popen",

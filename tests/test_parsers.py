@@ -10,7 +10,7 @@ import math
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import typer
@@ -19,7 +19,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from run_fixtures import make_spec
-from steepen.cli.parse_lists import MAX_INTEGER, parse_integers, parse_words
 from steepen.data.manifest import MANIFEST, Manifest
 from steepen.data.tokenize_source import JOURNAL, read_journal
 from steepen.data.tokenizer import MAX_BPE, Tokenizer, parse_tokenizer
@@ -42,12 +41,13 @@ from steepen.recipe.recipe_choice import choose_recipes
 from steepen.recipe.recipe_file import RecipeFile, read_recipe
 from steepen.requests import decode
 from steepen.requests.data import Prepare
+from steepen.requests.runs import ListRuns
 from steepen.requests.train import Train
 from steepen.runs.fields import sort_by_field
 from steepen.runs.metrics import read_metrics
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, override
-from steepen.runs.status import check_status
+from steepen.runs.status import STATUSES
 from steepen.studies.answer import Answer
 from steepen.studies.driver.journal import Journal
 from steepen.studies.preset import load_preset
@@ -55,6 +55,7 @@ from steepen.utils.codec import from_builtins, to_builtins
 from steepen.utils.expression import parse_condition
 from steepen.utils.imports import code_from
 from steepen.utils.json_io import parse_json, with_checksum, without_checksum
+from steepen.utils.values import MAX_LIST, parse_words
 from steepen.utils.yaml_io import load_yaml
 
 SPEC = make_spec()
@@ -102,12 +103,17 @@ def anything(value: Any) -> bool:
     return True
 
 
+def rungs(text: str) -> list[int]:
+    """The depths that a study is asked for."""
+    return list(cast("Any", decode({"request": "study ladder", "rungs": text})).rungs)
+
+
 # Name: the parser, and what its values satisfy. Texts in files of JSON and YAML follow below.
 PARSERS: dict[str, tuple[Callable[[str], Any], Callable[[Any], bool]]] = {
     "lists of words": (parse_words, lambda found: all(word and "," not in word for word in found)),
     "lists of integers": (
-        lambda text: parse_integers("--rungs", text),
-        lambda found: len(found) <= MAX_INTEGER + 1 and all(0 <= n <= MAX_INTEGER for n in found),
+        rungs,
+        lambda found: len(found) <= MAX_LIST + 1 and all(0 <= n <= MAX_LIST for n in found),
     ),
     "token counts": (token_count, whole(0, 10**15)),
     "micro-batch": (
@@ -135,10 +141,7 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Callable[[Any], bool]]] = {
         lambda found: isinstance(found, bool),
     ),
     "--sort of runs": (lambda text: sort_by_field([], text), lambda found: found == []),
-    "--status": (
-        check_status,
-        lambda found: found in ("finished", "running", "failed", "interrupted", "waiting"),
-    ),
+    "--status": (lambda text: ListRuns(status=cast("Any", text)).status, lambda found: found in STATUSES),
     "formats of figures": (lambda text: decode({"request": "report", "study": "s", "formats": text}), bool),
     "tokenizer": (parse_tokenizer, lambda found: found is None or 258 <= found <= MAX_BPE),
     "arm": (find_arm, lambda found: all(p <= MAX_PASSES for s in found.passes.stages for p in s.passes)),
@@ -225,17 +228,17 @@ def test_any_text_gives_a_value_of_the_stated_range_or_one_sentence(name: str, t
         assert holds(found), found
 
 
-@given(numbers=st.lists(st.integers(0, MAX_INTEGER), min_size=1, max_size=20))
+@given(numbers=st.lists(st.integers(0, MAX_LIST), min_size=1, max_size=20))
 @settings(max_examples=30)
 def test_integers_survive_being_written_as_a_list(numbers: list[int]) -> None:
-    assert parse_integers("--rungs", ",".join(map(str, numbers))) == sorted(set(numbers))
+    assert rungs(",".join(map(str, numbers))) == sorted(set(numbers))
 
 
 @given(first=st.integers(0, 500), length=st.integers(0, 500), step=st.integers(1, 9))
 @settings(max_examples=30)
 def test_ranges_are_those_of_python(first: int, length: int, step: int) -> None:
     text = f"{first}-{first + length}:{step}"
-    assert parse_integers("--rungs", text) == list(range(first, first + length + 1, step))
+    assert rungs(text) == list(range(first, first + length + 1, step))
 
 
 @given(count=st.integers(0, 10**15), unit=st.sampled_from(["", "K", "m", "B", "t"]))

@@ -15,10 +15,10 @@ from types import ModuleType
 
 import pytest
 
-from steepen.cli.app import main
 from steepen.launch.base import Outcome
 from steepen.recipe.flops import stored_parameters
 from steepen.recipe.recipe_file import read_recipe, write_recipe
+from steepen.requests.app import main
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunDirectory, RunStore
 from steepen.studies.context import DatasetInfo, StudyContext

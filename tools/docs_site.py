@@ -17,12 +17,12 @@ RESULTS = {
     "steepen.results.chinchilla": ["ChinchillaResult"],
     "steepen.results.isoflop": ["IsoflopResult"],
     "steepen.results.power": ["PowerResult"],
-    "steepen.api.runs": ["Runs", "Run"],
+    "steepen.results.runs": ["Runs", "Run"],
     "steepen.results.study": ["Study"],
     "steepen.results.dry_run": ["DryRun"],
     "steepen.results.status": ["Status"],
     "steepen.results.files": ["Report", "Packed"],
-    "steepen.api.training": ["EvaluationResult"],
+    "steepen.results.evaluate": ["EvaluationResult"],
 }
 
 

@@ -8,7 +8,7 @@ Everything that a notebook needs is here, and loaded when it is first used:
 - `prepare`, `train`, `evaluate`, `generate`: data, one run, its scores and its text
 - `ladder`, `study`, `dry_run_study`, `open_study`, `status`, `report`: a question with all its runs
 - `open_runs`: the runs of a directory, filtered, as a frame
-- `downstream`: scores along ladders, at equal loss, and forecast beyond the runs
+- `downstream`, `forecast`: scores along ladders, at equal loss, and beyond the runs
 - `export`, `import_model`, `pack`, `unpack`: models in other formats, and a study as one file
 - `Arm`, `PassSchedule`: what a custom arm is made of
 
@@ -21,20 +21,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from steepen.api.downstream import downstream as downstream
-    from steepen.api.runs import open_runs as open_runs
-    from steepen.api.training import evaluate as evaluate
     from steepen.errors import SteepenError as SteepenError
     from steepen.errors import UsageError as UsageError
-    from steepen.inference.export import export as export
-    from steepen.inference.generate import generate as generate
-    from steepen.inference.import_model import import_model as import_model
     from steepen.model.arm import Arm as Arm
     from steepen.model.arm import PassSchedule as PassSchedule
     from steepen.requests.arms import arms as arms
     from steepen.requests.arms import best_passes as best_passes
     from steepen.requests.data import prepare as prepare
+    from steepen.requests.evaluate import evaluate as evaluate
     from steepen.requests.fit import fit as fit
+    from steepen.requests.forecast import downstream as downstream
+    from steepen.requests.forecast import forecast as forecast
+    from steepen.requests.models import export as export
+    from steepen.requests.models import generate as generate
+    from steepen.requests.models import import_model as import_model
     from steepen.requests.paper import paper as paper
     from steepen.requests.plan import plan as plan
     from steepen.requests.power import power as power
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from steepen.requests.study import ladder as ladder
     from steepen.requests.study import study as study
     from steepen.requests.train import train as train
+    from steepen.results.runs import open_runs as open_runs
     from steepen.results.study import open_study as open_study
 
     __version__: str
@@ -59,15 +60,13 @@ _LAZY = {
     "plan": "steepen.requests.plan",
     **dict.fromkeys(("arms", "best_passes"), "steepen.requests.arms"),
     "prepare": "steepen.requests.data",
-    "evaluate": "steepen.api.training",
+    "evaluate": "steepen.requests.evaluate",
     **dict.fromkeys(("ladder", "study", "dry_run_study"), "steepen.requests.study"),
     "open_study": "steepen.results.study",
     "status": "steepen.requests.status",
-    "downstream": "steepen.api.downstream",
-    "open_runs": "steepen.api.runs",
-    "generate": "steepen.inference.generate",
-    "export": "steepen.inference.export",
-    "import_model": "steepen.inference.import_model",
+    **dict.fromkeys(("downstream", "forecast"), "steepen.requests.forecast"),
+    "open_runs": "steepen.results.runs",
+    **dict.fromkeys(("generate", "export", "import_model"), "steepen.requests.models"),
     **dict.fromkeys(("pack", "unpack"), "steepen.requests.report"),
     **dict.fromkeys(("Arm", "PassSchedule"), "steepen.model.arm"),
     **dict.fromkeys(("SteepenError", "UsageError"), "steepen.errors"),
@@ -94,6 +93,7 @@ __all__ = [  # noqa: RUF022  (in the order of the docstring)
     "report",  # pyright: ignore[reportUnsupportedDunderAll]  (the package, which can be called)
     "open_runs",
     "downstream",
+    "forecast",
     "pack",
     "unpack",
     "Arm",

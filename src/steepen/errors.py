@@ -32,6 +32,9 @@ class UsageError(SteepenError):
     exit_code = 2
 
 
+INTERNAL = 70  # exit code of an error that is a defect of steepen
+
+
 @dataclass(frozen=True)
 class Failure:
     """Why a request has no result: what a worker returns, a rank leaves and failure.json holds, as JSON."""
@@ -71,7 +74,7 @@ def failure_of(error: BaseException) -> Failure:
     if is_out_of_memory(error):
         return Failure("OutOfMemory", "out of memory; use smaller sizes, or a machine with more.")
     reason = shorten(str(error))
-    return Failure(kind, f"internal error: {kind}: {reason} (add --debug for the traceback).", 70)
+    return Failure(kind, f"internal error: {kind}: {reason}.", INTERNAL)
 
 
 def shorten(text: str, limit: int = MAX_SHOWN) -> str:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import steepen
-from steepen.cli.app import main
 from steepen.data import Dataset
 from steepen.errors import UsageError
+from steepen.requests.app import main
 from steepen.runs.spec import RunSpec
 from steepen.studies.context import open_data, tokenizer_note
 from steepen.studies.preset import load_preset

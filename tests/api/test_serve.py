@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 import steepen
-from steepen.cli.app import main
 from steepen.data import Dataset
 from steepen.report.live import CURVE_POINTS, thin_curve
 from steepen.report.serve import StudyPages, make_server
+from steepen.requests.app import main
 from steepen.studies.driver.journal import Journal
 from steepen.utils import local_server
 from steepen.utils.local_server import ADDRESS, Handler

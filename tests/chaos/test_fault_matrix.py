@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from clean_place import Place, eval_words, no_hang
-from steepen.cli.app import main
+from steepen.requests.app import main
 from steepen.utils.json_io import write_json
 
 ALL = "STEEPEN_CHAOS" in os.environ

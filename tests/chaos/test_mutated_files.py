@@ -24,9 +24,9 @@ import yaml
 
 from clean_place import Place, no_hang
 from mutations import mutate
-from steepen.cli.app import main
 from steepen.data.manifest import Manifest
 from steepen.errors import SteepenError
+from steepen.requests.app import main
 from steepen.runs.store import RunDirectory
 from steepen.studies.driver.journal import Journal
 from steepen.training.checkpoint import Checkpoint

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from steepen.cli.app import main
 from steepen.data import Dataset
 from steepen.data.prepare import PrepareRequest, prepare
 from steepen.data.sources.source import Part, Source
 from steepen.errors import SteepenError, UsageError
+from steepen.requests.app import main
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "data.md"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from steepen.cli.app import main
 from steepen.data import Dataset
+from steepen.requests.app import main
 
 
 def test_prepare_show_and_verify(tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -218,7 +218,7 @@ def test_invalid_utf8_is_named_or_replaced_on_request(tmp_path: Path, name: str)
         pq.write_table(pa.table({"text": column}), path)
     else:
         path.write_bytes(b'{"text": "fine"}\n{"text": "' + bad + b'"}\n' if name == "d.jsonl" else bad)
-    fails(tmp_path, str(path), rf"{name}.* is not valid UTF-8; .*--replace-invalid")
+    fails(tmp_path, str(path), rf"{name}.* is not valid UTF-8; .*`replace_invalid`")
     replaced = [text for text in read_documents(path, ReadOptions(replace_invalid=True)) if text]
     assert replaced[-1] == "caf\ufffd and more"
 

@@ -236,7 +236,7 @@ def test_deduplication_without_a_validation_source_is_rejected() -> None:
 def test_papers_corpus_on_the_command_line(
     tmp_path: Path, fineweb: tuple[Path, list[str], list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from steepen.cli import main
+    from steepen.requests.app import main
 
     words = ["fineweb:paper", "--out", str(tmp_path / "out"), "--hub", str(fineweb[0]), "--max-tokens", "2K"]
     assert main(["data", "prepare", *words, "--json"]) == 0

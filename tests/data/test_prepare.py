@@ -239,7 +239,7 @@ def test_different_request_does_not_resume_an_unfinished_one(tmp_path: Path, cor
     with pytest.raises(Interrupted):
         prepare(PrepareRequest((str(corpus),)), tmp_path / "out", interrupt_after(5))
     other = PrepareRequest((str(corpus),), val_tokens=3_000)
-    with pytest.raises(UsageError, match="--restart"):
+    with pytest.raises(UsageError, match="`restart`"):
         prepare(other, tmp_path / "out")
     prepare(other, tmp_path / "fresh")
     assert files_of(prepare(other, tmp_path / "out", restart=True).directory) == files_of(tmp_path / "fresh")
@@ -304,7 +304,7 @@ def test_two_preparations_of_one_directory_do_not_mix(tmp_path: Path, corpus: Pa
 def test_full_disk_is_reported_and_leaves_no_finished_directory(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from steepen.cli.app import main
+    from steepen.requests.app import main
 
     def full(path: Path, mode: str, **more: Any) -> Any:
         return open("/dev/full" if "w" in mode else path, mode, **more)  # noqa: PTH123
@@ -419,7 +419,7 @@ def test_validation_never_takes_the_last_document(tmp_path: Path, write_jsonl: W
 def test_source_of_one_document_is_rejected_with_remedies_that_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], seed: int
 ) -> None:
-    from steepen.cli.app import main
+    from steepen.requests.app import main
 
     source = tmp_path / "one.txt"
     source.write_text(one_text(seed, 100))
@@ -441,7 +441,7 @@ def test_source_of_one_document_is_rejected_with_remedies_that_work(
 
 def test_validation_files_without_text_are_rejected(tmp_path: Path, corpus: Path) -> None:
     (tmp_path / "empty.txt").write_text(" \n")
-    with pytest.raises(UsageError, match="--val-source has no text"):
+    with pytest.raises(UsageError, match="`val_source` has no text"):
         prepare(PrepareRequest((str(corpus),), (str(tmp_path / "empty.txt"),)), tmp_path / "out")
 
 

@@ -58,10 +58,10 @@ def test_validation_identity_depends_on_the_tokens_only(tmp_path: Path, dataset:
 @pytest.mark.parametrize(
     ("context", "tokens", "remedy"),
     [
-        (31, 10**9, "ask for no more, or prepare it with a larger --val-tokens"),
-        (31, 5, "at least one context is needed; give --validation-tokens 31 or more"),
-        (10**6, None, "larger --val-tokens or a --val-source, or use a shorter context"),
-        (10**6, 5, "larger --val-tokens or a --val-source, or use a shorter context"),
+        (31, 10**9, "ask for no more, or prepare it with a larger `val_tokens`"),
+        (31, 5, "at least one context is needed; give `validation_tokens` = 31 or more"),
+        (10**6, None, "larger `val_tokens` or a `val_source`, or use a shorter context"),
+        (10**6, 5, "larger `val_tokens` or a `val_source`, or use a shorter context"),
         (0, 10, "context is 0"),
     ],
 )

@@ -21,8 +21,8 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 
 from fork_server import ForkedCommand, ForkedProcess, children
 from ranks import free_port
-from steepen.cli.app import main
 from steepen.data import Dataset
+from steepen.requests.app import main
 from steepen.runs.spec import RunSpec
 from steepen.training import train_step
 from steepen.utils.json_io import write_json

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steepen.cli.app import main
-from steepen.cli.score_tables import print_scores
 from steepen.data import Dataset
 from steepen.evaluation.core.suite import CORE17, CORE22
 from steepen.laws.fits.downstream import GPT3_CORE
+from steepen.requests.app import main
+from steepen.results.evaluate import EvaluationResult
 from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory
 from steepen.utils.json_io import with_checksum, write_json
@@ -45,7 +45,7 @@ def test_requested_scores_are_measured_saved_and_joined(
     run: Path, dataset: Dataset, bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ("eval", run, "--data", dataset.directory, "--core", bundle_folder, "--kl-depth")
-    asked = (*asked, "--passes", "1-8", "--figures", tmp_path / "figures", "--json")
+    asked = (*asked, "--passes", "1-8", "--figure", tmp_path / "scores.png", "--json")
     before = RunDirectory(run).record()
     found = answer(capsys, *asked)
     record = RunDirectory(run).record()
@@ -61,11 +61,10 @@ def test_requested_scores_are_measured_saved_and_joined(
     assert all(
         in_record[part] == found[part] for part in ("validation", "kl_depth", "test_time_passes", "core")
     )
-    for name in ("core_tasks", "kl_depth", "test_time_passes"):
-        assert (tmp_path / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "scores.png").read_bytes().startswith(b"\x89PNG")
     # Asked again for less, the rest stays; a smaller look at CORE does not displace the larger one.
     answer(capsys, "eval", run, "--data", dataset.directory, "--json")
-    less = ("--core", bundle_folder, "--examples", 2, "--tasks", "choose")
+    less = ("--core", bundle_folder, "--core-examples", 2, "--tasks", "choose")
     small = answer(capsys, "eval", run, "--data", dataset.directory, *less, "--json")
     assert set(small["core"]["tasks"]) == {"choose"}
     again = RunDirectory(run).record()
@@ -83,28 +82,28 @@ def test_a_bundle_with_cores_labels_and_other_examples_is_named(
     baselines = "Eval Task,Random baseline\n" + "".join(f"{label},50\n" for label in CORE22)
     (folder / "eval_meta_data.csv").write_text(baselines)
     words = ["eval", str(run), "--data", str(dataset.directory), "--core"]
-    assert main([*words, str(folder), "--examples", "1"]) == 0
+    assert main([*words, str(folder), "--core-examples", "1"]) == 0
     said = capsys.readouterr()
     assert "is not the published CORE bundle" in " ".join(said.err.split()) and "bits per byte)" in said.out
-    assert main([*words, str(bundle_folder), "--examples", "1"]) == 0
+    assert main([*words, str(bundle_folder), "--core-examples", "1"]) == 0
     assert "published CORE bundle" not in capsys.readouterr().err
 
 
 def test_scores_are_printed_as_text(
     run: Path, dataset: Dataset, bundle_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("eval", run, "--data", dataset.directory, "--core", bundle_folder, "--examples", 3)
+    words = ("eval", run, "--data", dataset.directory, "--core", bundle_folder, "--core-examples", 3)
     assert main([str(word) for word in (*words, "--passes", "1,2", "--kl-depth")]) == 0
     said = capsys.readouterr().out
     for part in ("validation loss", "choose_shots", "KL effective depth", "loss at k passes", "at most 3"):
         assert part in said
 
 
-def test_passes_are_printed_where_a_core_is_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+def test_passes_are_printed_where_a_core_is_repeated() -> None:
     validation = {"loss": 3.0, "bits_per_byte": 1.0, "tokens": 64}
     for passes, expected in ((1, "step 5, fp32: validation"), (2, "step 5, 2 core passes, fp32: validation")):
-        print_scores({"step": 5, "passes": passes, "precision": "fp32", "validation": validation})
-        assert capsys.readouterr().out.startswith(expected)
+        scores = {"run": "a", "step": 5, "passes": passes, "precision": "fp32", "validation": validation}
+        assert EvaluationResult(scores).summary().startswith(expected)
 
 
 def test_unsupported_passes_are_named(
@@ -161,8 +160,8 @@ def test_wrong_requests_are_rejected_in_a_sentence(
     assert "not a CORE bundle" in rejected(capsys, "eval", run, *data, "--core", tmp_path)
     assert "--passes '8..1'" in rejected(capsys, "eval", run, *data, "--passes", "8..1")
     assert "--passes 'all'" in rejected(capsys, "eval", run, *data, "--passes", "all")
-    assert "--examples" in rejected(capsys, "eval", run, *data, "--examples", "0")
-    assert "direction 'up'" in rejected(capsys, "eval", run, *data, "--kl-depth", "--kl-direction", "up")
+    assert "--core-examples" in rejected(capsys, "eval", run, *data, "--core-examples", "0")
+    assert "--kl-direction 'up'" in rejected(capsys, "eval", run, *data, "--kl-depth", "--kl-direction", "up")
     core = (*data, "--core", bundle_folder)
     assert "no task 'chose'" in rejected(capsys, "eval", run, *core, "--tasks", "chose")
     assert "--precision 'fp8'" in rejected(capsys, "eval", run, *data, "--precision", "fp8")
@@ -376,7 +375,7 @@ def test_filter_selects_by_the_papers_criteria(
 
 def test_eval_help_does_not_import_torch_or_scipy() -> None:
     code = (
-        "import sys; from steepen.cli.app import main; main(['eval', '--help']); "
+        "import sys; from steepen.requests.app import main; main(['eval', '--help']); "
         "main(['forecast', '--help']); "
         "sys.exit(any(name in sys.modules for name in ('torch', 'scipy', 'matplotlib')))"
     )

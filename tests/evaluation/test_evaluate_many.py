@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from steepen.api.launched_scores import request_words, run_in_worker
-from steepen.cli.app import main
+from run_fixtures import make_spec
 from steepen.data import Dataset
-from steepen.errors import Failure, RemoteError, UsageError
+from steepen.errors import Failure, UsageError
 from steepen.evaluation.core.bundle import Bundle
-from steepen.evaluation.core.run_suite import CoreOptions
 from steepen.evaluation.evaluate_many import choose_part
-from steepen.evaluation.evaluate_run import EvaluationRequest
+from steepen.evaluation.score_options import ScoreOptions
 from steepen.launch.base import Job, attempt_result
 from steepen.launch.worker import Attempt
-from steepen.runs.store import RunDirectory
+from steepen.requests import decode
+from steepen.requests.app import main
+from steepen.requests.evaluate import Evaluate, launch_context
+from steepen.runs.store import RunDirectory, RunStore
 from steepen.studies.driver.journal import Journal
+from steepen.utils.codec import to_builtins
 
 
 @pytest.fixture
@@ -59,16 +61,16 @@ def test_store_is_evaluated_once_and_failures_do_not_stop_it(
     assert record is not None and {"validation", "kl_depth"} <= set(record.evaluation)
 
 
-def test_options_of_a_single_run_and_unknown_launchers_are_rejected(
+def test_missing_tables_figures_of_many_runs_and_unknown_launchers_are_rejected(
     many: Path, dataset: Dataset, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = ["eval", str(many / "a"), str(many / "b"), "--data", str(dataset.directory), "--device", "cpu"]
-    for option in ("--published", "--figures"):
-        assert main([*asked, option, "nowhere"]) == 2
-        assert f"{option} " in capsys.readouterr().err
-    # The environment variable serves single runs, and a folder that it names is not read here.
     monkeypatch.setenv("STEEPEN_PUBLISHED", "nowhere")
-    assert main(asked) == 0
+    assert main(asked) == 2
+    assert "--published nowhere has no core_scores.csv" in capsys.readouterr().err
+    monkeypatch.delenv("STEEPEN_PUBLISHED")
+    assert main([*asked, "--figure", "nowhere.png"]) == 2
+    assert "nothing to draw" in capsys.readouterr().err
     # A launcher is rejected though every run has its scores and none would be launched.
     assert main([*asked, "--launcher", "nope"]) == 2
     assert "--launcher 'nope' is not known" in capsys.readouterr().err
@@ -111,29 +113,21 @@ def test_launcher_evaluates_runs_as_jobs(
     assert "not a run directory named by its hash" in capsys.readouterr().err
 
 
-def test_request_travels_to_a_job_as_the_options_of_eval(
-    monkeypatch: pytest.MonkeyPatch, core_bundle: Bundle
-) -> None:
-    found: list[EvaluationRequest] = []
-
-    def evaluate(run: Path, data: Path, request: EvaluationRequest, **options: object) -> None:
-        found.append(request)
-        raise UsageError("seen")
-
-    monkeypatch.setattr("steepen.evaluation.evaluate_run.evaluate", evaluate)
-    core = CoreOptions(
-        seeds=(3, 5), examples=7, tasks=("copa", "boolq"), token_budget=99, convention="nanochat"
-    )
-    for asked in (
-        EvaluationRequest(core_options=CoreOptions()),
-        EvaluationRequest(kl_depth=True, kl_threshold=0.1, kl_depth_tokens=64, core_options=CoreOptions()),
-        EvaluationRequest(core=core_bundle, core_options=core, validation_tokens=512, passes=(1, 3)),
-    ):
-        with pytest.raises(RemoteError):
-            run_in_worker({"run": "runs/0a", "data": "d", "words": request_words(asked)})
-        got = found.pop()
-        assert replace(got, core=None) == replace(asked, core=None)
-        assert (got.core is None) == (asked.core is None)
+def test_request_travels_to_a_job_as_json(bundle: Bundle, tmp_path: Path) -> None:
+    (tmp_path / "core_scores.csv").touch()
+    scores = ScoreOptions(
+        core=bundle.directory, seeds=(3, 5), core_examples=7, tasks=("choose", "ending"), token_budget=99,
+        convention="nanochat", kl_depth=True, kl_threshold=0.1, kl_depth_tokens=64, passes=(1, 3),
+        validation_tokens=512, published=tmp_path,
+    )  # fmt: skip
+    execution = {"device": "cpu", "precision": "fp32", "update_record": False}
+    context = launch_context(RunStore(tmp_path), tmp_path, scores, execution)
+    request = {**context.request(make_spec(), RunDirectory(tmp_path / "a")), **to_builtins(context.options)}
+    got = decode(json.loads(json.dumps({**request, "data": "d"})))
+    assert isinstance(got, Evaluate) and got.runs == (tmp_path / "a",)
+    for one in fields(ScoreOptions):
+        assert getattr(got, one.name) == getattr(scores, one.name), one.name
+    assert {name: getattr(got, name) for name in execution} == execution
 
 
 def test_split_runs_covers_all_runs() -> None:
@@ -141,7 +135,7 @@ def test_split_runs_covers_all_runs() -> None:
     parts = [choose_part(runs, f"{i}/3") for i in range(3)]
     assert sorted(run for part in parts for run in part) == runs and choose_part(runs, None) == runs
     for wrong in ("3/3", "1", "a/2", "1/0"):
-        with pytest.raises(UsageError, match="--split-runs"):
+        with pytest.raises(UsageError, match="split_runs"):
             choose_part(runs, wrong)
 
 
@@ -174,6 +168,6 @@ def test_study_asks_for_scores_and_answers_with_them(
     assert main([*words, "--score", "kl-depth", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["values"]["executed"] == 2
     assert main([*words, "--score", "kl-depth,beauty"]) == 2
-    assert "--score 'beauty'" in capsys.readouterr().err
+    assert "'beauty' is not valid" in capsys.readouterr().err
     assert main([*words, "--score", "core"]) == 2
     assert "--core" in capsys.readouterr().err

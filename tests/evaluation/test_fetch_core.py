@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from steepen.cli.app import main
 from steepen.errors import SteepenError
 from steepen.evaluation.core.bundle import CORE_IDENTITY, Bundle
 from steepen.evaluation.core.fetch import fetch_core
+from steepen.requests.app import main
 
 
 class Server(http.server.BaseHTTPRequestHandler):
@@ -84,7 +84,7 @@ def test_without_a_connection_the_message_says_what_to_do(
 ) -> None:
     words = ["eval", "fetch-core", "--out", str(tmp_path / "core"), "--address", "http://127.0.0.1:9/x.zip"]
     assert main(words) == 1
-    assert "download it elsewhere, unpack it and give the folder to --core" in " ".join(
+    assert "download it elsewhere, unpack it and give the folder to `steepen eval --core`" in " ".join(
         capsys.readouterr().err.split()
     )
 

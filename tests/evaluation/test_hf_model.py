@@ -15,13 +15,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from steepen.cli.app import main
 from steepen.data import Dataset, Tokenizer
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.core.bundle import Bundle
 from steepen.evaluation.core.prompt_encoding import TaskEncoder
-from steepen.evaluation.core.run_suite import CoreOptions
-from steepen.evaluation.evaluate_run import EvaluationRequest
 from steepen.evaluation.hf_model import (
     HuggingFaceModel,
     HuggingFaceTokenizer,
@@ -29,6 +26,8 @@ from steepen.evaluation.hf_model import (
     load_hugging_face,
     validation_texts,
 )
+from steepen.evaluation.score_options import ScoreOptions
+from steepen.requests.app import main
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 MakeModel = Callable[[Path, int], None]
@@ -96,7 +95,7 @@ def one_at_a_time(model: Any, ids: list[int], start: int) -> tuple[float, bool]:
 def test_core_is_that_of_one_example_at_a_time(folder: Path, bundle: Bundle) -> None:
     model, tokenizer = load_hugging_face(str(folder), device="cpu")
     assert model.separate_head == ("Gemma" not in type(model.model).__name__)
-    request = EvaluationRequest(core=bundle, core_options=CoreOptions(seeds=(0,), token_budget=400))
+    request = ScoreOptions(core=bundle.directory, seeds=(0,), token_budget=400)
     core = evaluate_hugging_face(str(folder), None, request, device="cpu")["core"]
     for task in bundle.tasks:
         encoder = TaskEncoder(task, tokenizer, model.shape.context)
@@ -118,9 +117,9 @@ def test_core_is_that_of_one_example_at_a_time(folder: Path, bundle: Bundle) -> 
 
 
 def test_bits_per_byte_are_those_of_one_window_at_a_time(folder: Path, dataset: Dataset) -> None:
-    found = evaluate_hugging_face(
-        str(folder), dataset, EvaluationRequest(validation_tokens=600), device="cpu"
-    )["validation"]
+    found = evaluate_hugging_face(str(folder), dataset, ScoreOptions(validation_tokens=600), device="cpu")[
+        "validation"
+    ]
     model, tokenizer = load_hugging_face(str(folder), device="cpu")
     texts = validation_texts(dataset, 600)
     ids = [token for text in texts for token in [tokenizer.end_of_text, *tokenizer.encode(text)]]
@@ -147,7 +146,7 @@ def test_an_exported_run_scores_as_the_run_does(
     own = json.loads(capsys.readouterr().out)
     assert main(["eval", "--hf", str(tmp_path / "hf"), "--trust-remote-code", *words]) == 0
     other = json.loads(capsys.readouterr().out)
-    with pytest.raises(SteepenError, match="add --trust-remote-code"):
+    with pytest.raises(SteepenError, match="add `trust_remote_code`"):
         load_hugging_face(str(tmp_path / "hf"))
     for label, task in own["core"]["tasks"].items():
         assert other["core"]["tasks"][label]["nll"] == pytest.approx(task["nll"], abs=1e-4)
@@ -158,10 +157,10 @@ def test_an_exported_run_scores_as_the_run_does(
 def test_bad_requests_are_rejected_in_one_sentence(
     folder: Path, dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(UsageError, match="needs --data"):
-        evaluate_hugging_face(str(folder), None, EvaluationRequest())
-    with pytest.raises(UsageError, match="leave out --kl-depth"):
-        evaluate_hugging_face(str(folder), dataset, EvaluationRequest(kl_depth=True))
+    with pytest.raises(UsageError, match="needs `data`"):
+        evaluate_hugging_face(str(folder), None, ScoreOptions())
+    with pytest.raises(UsageError, match="leave out `kl_depth`"):
+        evaluate_hugging_face(str(folder), dataset, ScoreOptions(kl_depth=True))
     with pytest.raises(UsageError, match=r"has no config\.json"):
         load_hugging_face(str(tmp_path), device="cpu")
     weights = folder / "model.safetensors"

@@ -18,8 +18,9 @@ from steepen.data.run_tokenizer import (
     save_run_tokenizer,
 )
 from steepen.errors import SteepenError, UsageError
-from steepen.evaluation.evaluate_run import EvaluationRequest, evaluate
+from steepen.evaluation.evaluate_run import evaluate
 from steepen.evaluation.load import load
+from steepen.evaluation.score_options import ScoreOptions
 from steepen.evaluation.validation_loss import validate
 
 
@@ -98,15 +99,7 @@ def test_evaluate_in_python_gives_scores_and_joins_them(
     trained: Path, dataset: Dataset, tmp_path: Path
 ) -> None:
     copy = Path(shutil.copytree(trained, tmp_path / trained.name))
-    seen: list[float] = []
-    found = evaluate(
-        copy,
-        dataset.directory,
-        EvaluationRequest(passes=(1, 2)),
-        device="cpu",
-        on_scores=lambda scores: seen.append(scores["validation"]["loss"]),
-    )
+    found = evaluate(copy, dataset.directory, ScoreOptions(passes=(1, 2)), device="cpu")
     assert found.in_record and found.saved == copy.resolve() / "record.json" and not found.notes
-    assert seen == [found.scores["validation"]["loss"]]
     record = load(copy, device="cpu").record
     assert record is not None and record.evaluation["test_time_passes"]["passes"] == [1, 2]

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from steepen.cli.app import main
 from steepen.data import Dataset
 from steepen.errors import UsageError
 from steepen.evaluation.published_scores import find_corpus, find_published
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.model.shape import Shape, SizeRule
+from steepen.requests.app import main
 from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory
 
@@ -104,7 +104,7 @@ def test_published_scores_are_printed_beside_a_runs_own_and_not_saved(
 ) -> None:
     run = Path(shutil.copytree(trained, tmp_path / trained.name))
     words = ["eval", str(run), "--data", str(dataset.directory), "--core", str(bundle_folder)]
-    words += ["--examples", "2", "--kl-depth", "--passes", "1-4"]
+    words += ["--core-examples", "2", "--kl-depth", "--passes", "1-4"]
     assert main([*words, "--published", str(tables)]) == 0
     out, err = capsys.readouterr()
     assert "no published scores to compare with" in err and "published:" not in out
@@ -121,7 +121,7 @@ def test_published_scores_are_printed_beside_a_runs_own_and_not_saved(
     assert "published untied-grow d3 on fineweb (1.000e+15 FLOPs): validation loss 4.2500" in out
     assert "published: KL effective depth 5" in out
     assert "published, minus loss at 4: 1: +0.2500, 4: +0.0000" in out
-    assert "published centred" in out and "0.0312" in out and "2.7500" in out
+    assert "published: centred accuracy" in out and "0.0312" in out and "2.7500" in out
     assert "published: CORE22 0.0625, CORE17 0.0500, answer NLL 3.5000 (convention: authors)" in out
     assert "no published" not in err
     assert main([*words, "--json"]) == 0

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from steepen.cli.app import main
 from steepen.data import Dataset
 from steepen.data.prepare import PrepareRequest, prepare
 from steepen.evaluation.core.results import may_replace
+from steepen.requests.app import main
 from steepen.runs.store import RunDirectory
 from steepen.utils.json_io import with_checksum
 
@@ -87,7 +87,7 @@ def files(folder: Path) -> set[Path]:
 def test_another_tokenizer_is_rejected_before_anything_is_measured(
     by: str, run: Path, dataset: Dataset, other_tokenizer: Dataset, bundle_folder: Path, evaluate: Eval
 ) -> None:
-    core = ("--core", bundle_folder, "--examples", 2)
+    core = ("--core", bundle_folder, "--core-examples", 2)
     if by != "file":  # a run of an earlier version, evaluated on its own data
         (run / "tokenizer.json").unlink()
         assert evaluate(dataset, *core)[0] == 0
@@ -171,11 +171,11 @@ def test_scores_of_another_convention_are_never_mixed(
         assert first["tasks"][label]["accuracy"] == second["tasks"][label]["accuracy"]
         assert first["tasks"][label]["nll"] != second["tasks"][label]["nll"]
     # A smaller one of the other convention does not displace it.
-    _, _, err = evaluate(dataset, *ask, "--examples", 1, "--convention", "nanochat")
+    _, _, err = evaluate(dataset, *ask, "--core-examples", 1, "--convention", "nanochat")
     assert "keeps its larger CORE result" in err and "convention: authors" in err
     assert scores(run)["core"] == second
     code, _, err = evaluate(dataset, "--core", bundle_folder, "--convention", "lm-eval")
-    assert code == 2 and "--convention 'lm-eval' is not known: use authors or nanochat" in err
+    assert code == 2 and "--convention 'lm-eval' is not valid: it must be one of 'authors', 'nanochat'" in err
 
 
 def core(bundle: str, tasks: int, seeds: int = 3, each: int = 10, limit: int | None = None) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def sealed(run: Path) -> Path:
 def test_score_is_printed_where_it_cannot_be_saved(
     sealed: Path, dataset: Dataset, bundle_folder: Path, evaluate: Eval
 ) -> None:
-    core, before = ("--core", bundle_folder, "--examples", 2), files(sealed)
+    core, before = ("--core", bundle_folder, "--core-examples", 2), files(sealed)
     for more, expected in (("--no-update-record",), 0), ((), 0), (("--update-record",), 1):
         code, out, err = evaluate(dataset, *core, *more)
         assert code == expected

@@ -18,7 +18,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from steepen.cli.app import main
 from steepen.data import Tokenizer
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.load import LoadedRun, load
@@ -28,6 +27,7 @@ from steepen.inference.hf_tokenizer import from_hugging_face, hugging_face_token
 from steepen.inference.import_model import import_model
 from steepen.inference.sampling import Sampling
 from steepen.model.arms import ARMS
+from steepen.requests.app import main
 
 SCRIPT = Path(__file__).with_name("load_exported.py")
 TOKENS = torch.randint(0, 300, (2, 12), generator=torch.Generator().manual_seed(2))

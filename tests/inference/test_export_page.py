@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from steepen.cli.app import main
+from steepen.requests.app import main
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "export.md"
 RUN = re.compile(r"runs/[0-9a-f]{16}")

@@ -19,8 +19,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from clean_place import Place, make_place, no_hang
-from steepen.cli.app import main
 from steepen.data import Dataset
+from steepen.requests.app import main
 from steepen.runs.spec import RunSpec
 from steepen.utils.json_io import read_json, with_checksum, write_json
 from training_fixtures import make_spec, tiny_data

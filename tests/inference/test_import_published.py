@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from steepen.cli.app import main
 from steepen.data.prepare import PrepareRequest, prepare
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.load import load
@@ -19,6 +18,7 @@ from steepen.inference.authors_checkpoint import _network
 from steepen.inference.generate import generate
 from steepen.inference.import_model import import_model
 from steepen.model.shape import BlockAllocation
+from steepen.requests.app import main
 from steepen.runs.store import RunStore
 
 from ..model.authors_network import Block, Operator

@@ -25,5 +25,5 @@ def test_a_budget_is_flops_or_time(text: str, flops: float | None, seconds: floa
 
 @pytest.mark.parametrize("text", ["", "much", "-1", "0", "nan", "inf", "30x", "m"])
 def test_an_invalid_budget_is_rejected(text: str) -> None:
-    with pytest.raises(UsageError, match="--budget"):
+    with pytest.raises(UsageError, match="`budget`"):
         Budget.parse(text)

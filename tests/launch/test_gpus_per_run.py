@@ -44,7 +44,7 @@ def test_auto_takes_the_fewest_gpus_that_suffice() -> None:
 
 def test_auto_and_the_dry_run_follow_the_way_to_shard() -> None:
     large = replace(paper_spec(40), steps=10)
-    with pytest.raises(SteepenError, match="use --shard full"):
+    with pytest.raises(SteepenError, match="use `shard` full"):
         GpusPerRun.parse("auto").of(large)
     full = GpusPerRun.parse("auto", shard="full")
     assert full.of(large) == 16

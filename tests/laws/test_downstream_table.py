@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steepen.cli.app import main
 from steepen.laws.downstream_table import Chain, forecast_table, resample_residuals
 from steepen.laws.table import Table, table_from
+from steepen.requests.app import main
 
 FLOPS = np.geomspace(1e18, 1e21, 10)
 
@@ -100,12 +100,12 @@ def test_forecast_command_reads_the_papers_table(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--chain", "cubic"], "gadre, olmo, paper, direct"),
+        (["--chain", "cubic"], "'gadre', 'olmo', 'paper', 'direct'"),
         (["--hold-out", "grown:1e20"], "did you mean grow"),
         (["--hold-out", "1"], "every run is held out"),
         (["--columns", "accuracy=flops"], "fractions"),
         (["--where", "arm=none"], "no row"),
-        (["--figure", "x.png"], "--figure is for runs"),
+        (["--figure", "x.png"], "nothing to draw"),
     ],
 )
 def test_wrong_request_is_rejected(

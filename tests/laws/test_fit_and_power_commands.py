@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from steepen.cli.app import main
 from steepen.laws.read_table import read_table
 from steepen.laws.verdict.holdout import hold_out_rungs
 from steepen.laws.verdict.questions import BETTER, GROWTH
+from steepen.requests.app import main
 from steepen.results.fit import STYLES
 
 HEADER = "arm,flops,loss"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from steepen.cli.app import main
 from steepen.laws.paper_ladders import ASSETS, KNOWN_ANSWERS
+from steepen.requests.app import main
 
 
 def fit(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:

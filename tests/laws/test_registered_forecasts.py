@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steepen.cli.app import main
 from steepen.errors import UsageError
 from steepen.laws.registered_forecasts import RANGES, read_registered, score_registered
+from steepen.requests.app import main
 
 FLOPS = np.geomspace(3e17, 1e20, 7)
 LATER = 1.2e21

@@ -109,7 +109,8 @@ def test_comparison_of_checkpoints_of_one_run_has_a_warning() -> None:
 def test_perplexities_are_noticed() -> None:
     rows = table()
     rows["loss"] = [float(np.exp(loss)) for loss in rows["loss"]]
-    assert any("perplexities" in note for note in chinchilla(rows).notes)
+    with pytest.raises(UsageError, match="a perplexity"):
+        chinchilla(rows)
 
 
 def test_figures_show_every_arm(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_a_diverged_run_is_left_out_of_everything() -> None:
     assert found.verdicts["arm"].better == "better"
     assert any("is left out of everything" in warning for warning in found.warnings)
     table = {"arm": ["vanilla"] * 8 + ["arm"] * 8, "flops": [*FLOPS, *FLOPS], "loss": [*arms[0].loss, *loss]}
-    result = steepen.fit(table, reference="vanilla")
+    result = steepen.fit(table, reference="vanilla", keep_diverged=True)
     assert "left out: arm at" in result.to_latex()
     assert any(series.note == "left out" for series in result.panels()[0].series)
 

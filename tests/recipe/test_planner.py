@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steepen.cli.app import main
 from steepen.errors import UsageError
 from steepen.model.arm import PassSchedule
 from steepen.model.arms import ARMS, find_arm
@@ -27,6 +26,7 @@ from steepen.recipe.memory import largest_micro_batch, training_memory
 from steepen.recipe.paper_tables import BASE, INITIAL, PAPER, recipe_of
 from steepen.recipe.planner import make_plan
 from steepen.recipe.recipe import ScalingRule
+from steepen.requests.app import main
 
 KEYS = {
     "arm", "depth", "width", "heads", "allocation", "stored_parameters", "initial_stored_parameters",

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from steepen.cli.app import main
 from steepen.errors import UsageError
 from steepen.model.arms import ARMS
 from steepen.model.config import ModelOptions
@@ -20,6 +19,7 @@ from steepen.recipe.paper_tables import BASE, LADDER_DEPTHS, PAPER, recipe_of
 from steepen.recipe.planner import plan_ladders
 from steepen.recipe.recipe_choice import NAMED, RecipeChoice, choose_recipes
 from steepen.recipe.recipe_file import RecipeFile, write_recipe
+from steepen.requests.app import main
 from steepen.results.plan import LaddersResult
 from steepen.runs.spec import DataConfig, RunSpec, override
 from steepen.studies.context import DatasetInfo, StudyContext

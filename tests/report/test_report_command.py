@@ -13,9 +13,9 @@ from types import ModuleType
 
 import pytest
 
-from steepen.cli import main
 from steepen.report.load_studies import load_study
 from steepen.report.page import render_page
+from steepen.requests.app import main
 from steepen.runs.store import RunStore
 from steepen.utils.json_io import with_checksum, write_json
 

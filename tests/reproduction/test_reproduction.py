@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 import steepen
-from steepen.cli import main
 from steepen.errors import UsageError
 from steepen.laws.analysis import fit_compute
 from steepen.laws.fits.compute_law import FitSettings
@@ -31,6 +30,7 @@ from steepen.reproduction.claims import EDU, FINEWEB, Claim, claims
 from steepen.reproduction.items import ITEMS, Item, find_item
 from steepen.reproduction.paper_studies import DECAY, PaperStudies
 from steepen.reproduction.tables import ARCHIVE, table
+from steepen.requests.app import main
 from steepen.studies.answer import Panel, Table
 from steepen.studies.driver.journal import Journal
 

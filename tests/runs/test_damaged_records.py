@@ -13,8 +13,8 @@ import pytest
 
 from fake_trainer import record_of
 from run_fixtures import make_spec as spec
-from steepen.cli.app import main
 from steepen.errors import SteepenError
+from steepen.requests.app import main
 from steepen.runs.store import RunStore
 from steepen.training.checkpoint import list_checkpoints
 from steepen.utils.json_io import with_checksum, write_json

@@ -11,12 +11,12 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from steepen.cli import main
 from steepen.data import windows as data_windows
 from steepen.data.windows import FixedWindows, RecutWindows
 from steepen.errors import UsageError
 from steepen.model.arms import find_arm
 from steepen.recipe.paper_tables import recipe_of
+from steepen.requests.app import main
 from steepen.runs import spec as specs
 from steepen.runs.spec import DataConfig, RunSpec
 from steepen.studies.context import whole_validation_tokens
@@ -145,4 +145,4 @@ def test_token_count_that_is_no_whole_number_is_rejected(
 ) -> None:
     words = ["--arm", "vanilla", "--depth", "6", "--data", str(tmp_path), "--pool-tokens", text]
     assert main(["train", *words]) == 2
-    assert "whole number of tokens" in capsys.readouterr().err
+    assert "must be a whole number" in capsys.readouterr().err

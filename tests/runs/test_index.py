@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from steepen.cli.app import main
+from steepen.requests.app import main
 from steepen.runs import index
 from steepen.runs.fields import all_run_fields
 from steepen.runs.spec import RunSpec

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from steepen.cli import main
 from steepen.model.arm import Arm
 from steepen.model.arms import ARMS, find_arm
 from steepen.model.config import ModelOptions
@@ -19,6 +18,7 @@ from steepen.model.shape import Shape
 from steepen.optim.config import LRScheduleConfig, OptimizerConfig
 from steepen.recipe.hyperparameters import Hyperparameters
 from steepen.recipe.paper_tables import recipe_of
+from steepen.requests.app import main
 from steepen.runs.spec import DataConfig, RunSpec, hash_content
 from steepen.studies.context import DatasetInfo, StudyContext
 from steepen.studies.preset import load_preset

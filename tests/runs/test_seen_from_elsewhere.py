@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from run_fixtures import make_spec
-from steepen.cli.app import main
 from steepen.report.serve import StudyPages
+from steepen.requests.app import main
 from steepen.runs import disk
 from steepen.runs.disk import removable_checkpoints, removable_run
 from steepen.runs.store import RunDirectory, RunStore

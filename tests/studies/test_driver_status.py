@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from steepen.cli.app import main
 from steepen.errors import UsageError
 from steepen.launch.batch_progress import BatchProgress
 from steepen.launch.budget import Budget, BudgetReached
+from steepen.requests.app import main
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunStore
 from steepen.studies.driver.drive import drive

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import steepen
-from steepen.cli import main
 from steepen.errors import UsageError
+from steepen.requests.app import main
 
 
 @pytest.mark.parametrize(

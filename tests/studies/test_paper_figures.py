@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from steepen.cli import main
 from steepen.model.arms import find_arm
 from steepen.recipe.flops import compute_active_parameters, stored_parameters
 from steepen.recipe.passes_law import TIED_PASSES, UNTIED_PASSES
 from steepen.recipe.recipe_choice import RecipeChoice
+from steepen.requests.app import main
 from steepen.results.arms import family_panel
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.context import StudyContext

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import steepen
-from steepen.cli import main
 from steepen.data.prepare import PrepareRequest, prepare
 from steepen.report.serve import StudyPages
+from steepen.requests.app import main
 from steepen.studies.driver.journal import Journal, list_preparing, preparing_data
 from steepen.studies.preset import PRESETS_DIRECTORY, load_preset
 from steepen.studies.registry import STUDIES

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steepen.cli.app import main
 from steepen.data import Dataset
 from steepen.errors import SteepenError
 from steepen.evaluation.load import load
+from steepen.requests.app import main
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
 from steepen.training import checkpoint as checkpoints

@@ -70,7 +70,7 @@ def test_auto_micro_batch_halves_until_it_fits_with_the_same_gradients() -> None
 
 def test_error_for_a_fixed_micro_batch_suggests_one_that_fits() -> None:
     network, tokens = build(room=4)
-    with pytest.raises(OutOfMemory, match="use --micro-batch 3"):
+    with pytest.raises(OutOfMemory, match="use `micro_batch` = 3"):
         GradientAccumulator(network, 12, 12, print)(tokens[:, :-1], tokens[:, 1:], 2)
 
 

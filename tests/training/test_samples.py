@@ -13,13 +13,12 @@ import pytest
 import torch
 
 from ranks import on_ranks
-from steepen.cli.app import main
 from steepen.data import Dataset
 from steepen.distributed.world import World
 from steepen.errors import UsageError
 from steepen.inference.generate import generate
-from steepen.runs.metrics import read_metrics
-from steepen.runs.samples import read_samples
+from steepen.requests.app import main
+from steepen.runs.metrics import read_metrics, read_samples
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
 from steepen.training.signals import Interrupted

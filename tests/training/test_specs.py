@@ -13,10 +13,10 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from steepen.cli.app import main
 from steepen.data import Dataset
 from steepen.errors import UsageError
 from steepen.model.arms import ARMS
+from steepen.requests.app import main
 from steepen.runs.spec import RunSpec, override, read_spec
 
 MakeSpec = Callable[..., RunSpec]

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from steepen.cli.app import main
 from steepen.data import Dataset
 from steepen.errors import UsageError
+from steepen.requests.app import main
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
 from steepen.training import trackers

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 import steepen
-from steepen.cli import main
 from steepen.data import Dataset
+from steepen.requests.app import main
 from steepen.runs.spec import read_spec
 
 SIZE = ["--aspect", "16", "--head-dim", "16", "--mlp-multiple", "16", "--context", "32"]
 RUN = ["--arm", "vanilla", "--depth", "1", "--tokens", "512", "--batch-tokens", "256", *SIZE]
 
 
-def test_precision_auto_is_fp32_on_a_cpu_in_python_and_on_the_command_line(
+def test_default_precision_is_one_in_python_and_on_the_command_line(
     tiny_data: Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "spec.json"
@@ -26,8 +26,9 @@ def test_precision_auto_is_fp32_on_a_cpu_in_python_and_on_the_command_line(
     assert main(words) == 0
     size: Any = {"aspect": 16, "head_dim": 16, "mlp_multiple": 16, "context": 32}
     made = steepen.spec("vanilla", 1, tiny_data, tokens=512, batch_tokens=256, **size)
-    assert made == read_spec(file) and made.precision == "fp32"
+    assert made == read_spec(file) and made.precision == "bf16"
     assert capfd.readouterr().out.strip() == made.hash
+    assert steepen.spec("vanilla", 1, tiny_data, tokens=512, precision="auto", **size).precision == "fp32"
 
 
 def test_fewer_tokens_than_a_step_are_noted_before_training(
@@ -44,7 +45,8 @@ def test_training_imports_neither_compiler_nor_sympy(tiny_data: Dataset, tmp_pat
     `Module.to_empty` and for the classes of torch.optim."""
     words = ["train", "--device", "cpu", "--data", str(tiny_data.directory), "--runs", str(tmp_path / "runs")]
     code = (
-        f"import sys; from steepen.cli import main; code = main({[*words, *RUN, '--arm', 'untied-grow']!r}); "
+        "import sys; from steepen.requests.app import main; "
+        f"code = main({[*words, *RUN, '--arm', 'untied-grow']!r}); "
         "print(code, *{'sympy', 'torch._dynamo'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -155,7 +155,7 @@ def test_out_of_memory_in_the_optimizer_is_reported(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate…")
 
     monkeypatch.setattr(Optimizer, "step", step)
-    with pytest.raises(OutOfMemory, match="smaller --micro-batch"):
+    with pytest.raises(OutOfMemory, match="smaller `micro_batch`"):
         train(make_spec("vanilla"), tiny_data, RunStore(tmp_path), QUIET)
 
 
@@ -202,7 +202,7 @@ def test_data_with_another_identity_is_rejected(
     [
         ({"steps": 1_000_000}, "prepare more data"),
         ({"validation_tokens": 10}, "at least one context is needed"),
-        ({"validation_tokens": 10**9}, "larger --val-tokens"),
+        ({"validation_tokens": 10**9}, "larger `val_tokens`"),
     ],
 )
 def test_too_little_data_is_rejected_and_leaves_no_files(
@@ -249,7 +249,10 @@ def test_internal_error_marks_the_run_failed_not_interrupted(
     spec, store = make_spec("vanilla"), RunStore(tmp_path)
     with pytest.raises(IndexError):
         train(spec, tiny_data, store, QUIET)
-    assert store.run(spec).failure() == ("IndexError", "index out of range in self")
+    assert store.run(spec).failure() == (
+        "IndexError",
+        "internal error: IndexError: index out of range in self.",
+    )
 
 
 def test_tracker_that_fails_does_not_stop_the_run(

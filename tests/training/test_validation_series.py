@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from steepen.cli import main
 from steepen.data import Dataset
 from steepen.model.arms import find_arm
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.shape import SizeRule
 from steepen.model.stream_rms import watch_stream
+from steepen.requests.app import main
 from steepen.runs.metrics import read_metrics
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import DataConfig, RunSpec

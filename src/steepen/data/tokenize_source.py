@@ -134,7 +134,7 @@ class TokenizationJob:
                 raise UsageError(
                     f"source {name!r} is one document, and validation is split off by document: cut plain "
                     "text with `separator` (as '\\n\\n', at blank lines), name files with `val_source`, or "
-                    "do without validation by `val_tokens` 0."
+                    "do without validation by `val_tokens` = 0."
                 )
             separate = self.parts[: self.first_train_part]
             if self.val_tokens and separate and not any(t for part in separate for t in part.documents(0)):

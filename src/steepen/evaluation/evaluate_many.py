@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from steepen.errors import SteepenError, UsageError
-from steepen.evaluation.evaluate_run import Evaluation, EvaluationRequest, evaluate
+from steepen.evaluation.evaluate_run import Evaluation, evaluate
 from steepen.evaluation.load import RunCheckpoint, find_checkpoint
+from steepen.evaluation.score_options import ScoreOptions
 from steepen.runs.spec import expected_flops
 from steepen.utils.json_io import canonical_json, read_json, write_json
 
@@ -32,7 +33,7 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         if not path.is_dir():
-            raise UsageError(f"{path} is not a directory; give runs, a store of runs, or --study.")
+            raise UsageError(f"{path} is not a directory; give runs, a store of runs, or `study`.")
         own = sorted(file.parent for file in path.glob("*/record.json"))
         if not (path / "record.json").exists() and not (path / "spec.json").exists() and own:
             found += own
@@ -48,25 +49,23 @@ def choose_part(runs: Sequence[Path], part: str | None) -> list[Path]:
     first, slash, count = part.partition("/")
     numbers = all(word.isdecimal() and len(word) < 10 for word in (first, count))
     if not (slash and numbers and int(first) < int(count)):
-        raise UsageError(f"--split-runs {part!r} is not valid: write I/N with I from 0 to N − 1, e.g. 0/8.")
+        raise UsageError(f"`split_runs` = {part!r} is not valid: write I/N with I from 0 to N − 1, e.g. 0/8.")
     return list(runs)[int(first) :: int(count)]
 
 
-def request_key(request: EvaluationRequest, checkpoint: RunCheckpoint, data: str) -> str:
-    """Digest of what decides the scores of a checkpoint: the request, the step, the data's identity."""
-    options = request.core_options
+def request_key(scores: ScoreOptions, checkpoint: RunCheckpoint, data: str) -> str:
+    """Digest of what decides the scores of a checkpoint: what is measured, the step, the data's identity."""
+    core, depth = scores.core_options, [scores.kl_threshold, scores.kl_direction, scores.kl_depth_tokens]
     content = {
         "step": checkpoint.step,
         "data": data,
-        "core": None if request.core is None else request.core.identity,
+        "core": None if scores.bundle is None else scores.bundle.identity,
         "options": None
-        if options is None or request.core is None
-        else [options.seeds, options.examples, options.tasks, options.convention],
-        "kl_depth": [request.kl_threshold, request.kl_direction, request.kl_depth_tokens]
-        if request.kl_depth
-        else None,
-        "passes": list(request.passes),
-        "validation_tokens": request.validation_tokens,
+        if scores.bundle is None
+        else [core.seeds, core.examples, core.tasks, core.convention],
+        "kl_depth": depth if scores.kl_depth else None,
+        "passes": list(scores.passes or ()),
+        "validation_tokens": scores.validation_tokens,
     }
     return hashlib.sha256(canonical_json(content)).hexdigest()[:16]
 
@@ -109,7 +108,7 @@ class TimeLeft:
 
 
 def find_waiting_runs(
-    runs: Sequence[Path], data: str, request: EvaluationRequest, report: Callable[[str], None]
+    runs: Sequence[Path], data: str, options: ScoreOptions, report: Callable[[str], None]
 ) -> tuple[ManyScores, list[WaitingRun]]:
     """Sort runs into those without a checkpoint, those that have the scores, and those to evaluate.
 
@@ -123,7 +122,7 @@ def find_waiting_runs(
         except SteepenError as error:
             found.failed[run] = str(error)
             continue
-        key = request_key(request, checkpoint, data)
+        key = request_key(options, checkpoint, data)
         if key in _done(checkpoint):
             found.skipped.append(run)
         else:
@@ -160,26 +159,26 @@ def finish_run(
 def evaluate_many(
     runs: Sequence[Path],
     data: Path,
-    request: EvaluationRequest,
+    options: ScoreOptions,
     *,
     report: Callable[[str], None],
-    **options: Any,
+    **rest: Any,
 ) -> ManyScores:
     """Evaluate runs in turn; `report` gets a line after each, with an estimate of the time left.
 
     A run whose scores for the same request are saved is skipped, so the same command resumes. A run that
-    cannot be evaluated is named at the end and does not stop the others. `options` are those of `evaluate`.
+    cannot be evaluated is named at the end and does not stop the others. `rest` are keywords of `evaluate`.
     """
     from steepen.data import Dataset
 
     dataset = Dataset.open(data)
-    found, waiting = find_waiting_runs(runs, dataset.identity, request, report)
+    found, waiting = find_waiting_runs(runs, dataset.identity, options, report)
     left = TimeLeft([one.cost for one in waiting], time.monotonic())
     for one in waiting:
         scores: dict[str, Any] = {}
         failure: str | None = None
         try:
-            evaluation = evaluate(one.checkpoint, dataset, request, **options)
+            evaluation = evaluate(one.checkpoint, dataset, options, **rest)
         except SteepenError as error:
             failure = str(error)
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,9 @@ from steepen.evaluation.published_scores import (
     find_published,
     imported_scores,
 )
+from steepen.evaluation.score_options import DEPTH_TOKENS, ScoreOptions
 from steepen.evaluation.score_store import (
+    check_record_update,
     has_run_tokenizer,
     save_scores,
     scores_directory,
@@ -26,36 +27,8 @@ from steepen.utils.progress import StageProgressCallback, stage_progress
 if TYPE_CHECKING:
     from steepen.data import Dataset
     from steepen.distributed.world import World
-    from steepen.evaluation.core.bundle import Bundle
-    from steepen.evaluation.core.run_suite import CoreOptions
 
 RANK_TIMEOUT = 7200.0  # seconds that ranks wait for rank 0, which measures all but CORE
-DEPTH_TOKENS = 16_384  # for KL effective depth, where no other number is requested
-
-
-@dataclass(frozen=True)
-class EvaluationRequest:
-    """What to measure; the validation loss is always measured."""
-
-    core: Bundle | None = None
-    core_options: CoreOptions | None = None
-    kl_depth: bool = False  # KL effective depth
-    kl_threshold: float = 2.0  # nats, of KL effective depth
-    kl_direction: str = "final-to-block"  # of the KL divergence
-    kl_depth_tokens: int | None = None  # None: DEPTH_TOKENS
-    passes: tuple[int, ...] = ()  # core passes to measure the loss at
-    validation_tokens: int | None = None  # None: as many as the run was validated on
-    published: Path | None = None  # folder of the authors' score tables, to compare with
-
-    def __post_init__(self) -> None:
-        for name in ("kl_depth_tokens", "validation_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                option = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{option} {value} is not valid: it must be at least 1.")
-        if self.core is not None and self.core_options is not None:
-            for label in self.core_options.tasks or ():
-                self.core.task(label)  # raises for a label the bundle does not have
 
 
 @dataclass
@@ -72,61 +45,62 @@ class Evaluation:
 def evaluate(
     path: str | Path | RunCheckpoint,
     data: str | Path | Dataset,
-    request: EvaluationRequest | None = None,
+    options: ScoreOptions | None = None,
     *,
     update_record: bool | None = None,
     device: str = "auto",
     precision: str = "auto",
     quiet: bool = True,
-    on_scores: Callable[[dict[str, Any]], None] | None = None,
-    world: World | None = None,
 ) -> Evaluation:
     """Evaluate a run directory or a checkpoint directory on prepared data, and save the scores.
 
     `update_record` adds them to the run's record; None does so for the last checkpoint if the data is known
-    to have the run's tokenizer. `on_scores` is called before anything is saved, so that no score is lost to a
-    full disk. An interrupted CORE evaluation resumes after its last finished task. In processes that torchrun
-    or srun started, the examples of CORE are shared out among them, and rank 0 does the rest; `world` is one
-    that was joined before.
+    to have the run's tokenizer. An interrupted CORE evaluation resumes after its last finished task. In
+    processes that torchrun or srun started, the examples of CORE are shared out among them, and rank 0 does
+    the rest.
     """
     from steepen.data import Dataset
     from steepen.distributed.environment import process_environment
     from steepen.distributed.world import joined_world
     from steepen.training.device import rank_device
 
-    place = process_environment()
-    if world is None and place.size > 1:
-        own, shared = rank_device(device, place.local_rank, place.size)
-        with joined_world(own, shared_device=shared, timeout=RANK_TIMEOUT) as ranks:
-            return evaluate(
-                path,
-                data,
-                request,
-                update_record=update_record,
-                device=str(own),
-                precision=precision,
-                quiet=quiet or not ranks.is_main,
-                on_scores=on_scores,
-                world=ranks,
-            )
-
-    request = request or EvaluationRequest()
+    options = options or ScoreOptions()
     checkpoint = path if isinstance(path, RunCheckpoint) else find_checkpoint(path)
     dataset = Dataset.open(data) if isinstance(data, str | Path) else data
     context = checkpoint.spec.shape.context
-    if request.kl_depth and request.kl_depth_tokens is not None and request.kl_depth_tokens < context:
+    if options.kl_depth and options.kl_depth_tokens is not None and options.kl_depth_tokens < context:
         raise UsageError(
-            f"--kl-depth-tokens {request.kl_depth_tokens:,} is not valid: give at least the run's context, "
+            f"`kl_depth_tokens` = {options.kl_depth_tokens:,} is not valid: give at least the run's context, "
             f"{context:,}."
         )
-    if world is not None and not world.is_main:  # only the examples of CORE are shared out
-        if request.core is not None:
-            run = load(checkpoint, data=dataset, device=device, precision=precision)
+    place = process_environment()
+    if place.size == 1:
+        return _evaluate(checkpoint, dataset, options, update_record, device, precision, quiet)
+    own, shared = rank_device(device, place.local_rank, place.size)
+    with joined_world(own, shared_device=shared, timeout=RANK_TIMEOUT) as world:
+        if world.is_main:
+            return _evaluate(checkpoint, dataset, options, update_record, str(own), precision, quiet, world)
+        if options.bundle is not None:  # only the examples of CORE are shared out
+            run = load(checkpoint, data=dataset, device=str(own), precision=precision)
             with stage_progress(quiet=True) as progress:
-                _measure_core(run, dataset, request, None, progress, world)
+                _measure_core(run, dataset, options, None, progress, world)
         return Evaluation(checkpoint, {})
+
+
+def _evaluate(
+    checkpoint: RunCheckpoint,
+    dataset: Dataset,
+    options: ScoreOptions,
+    update_record: bool | None,
+    device: str,
+    precision: str,
+    quiet: bool,
+    world: World | None = None,
+) -> Evaluation:
+    """Measure and save on the main rank, or in the only process."""
     notes: list[str] = []
     directory = scores_directory(checkpoint)
+    check_record_update(checkpoint, update_record)
     same_tokenizer = has_run_tokenizer(checkpoint, dataset, update_record)
     if not same_tokenizer:
         notes.append(
@@ -136,48 +110,53 @@ def evaluate(
         )
         # A separate directory: scores with two tokenizers must not be merged into one file.
         directory, update_record = directory / "other-data" / dataset.identity[:12], False
-    if request.core is not None and request.core.altered_core:
+    if options.bundle is not None and options.bundle.altered_core:
         notes.append(
-            f"{request.core.directory} is not the published CORE bundle: its tasks have other examples or "
+            f"{options.bundle.directory} is not the published CORE bundle: its tasks have other examples or "
             "settings, so these scores cannot be compared with published ones (`steepen eval fetch-core`)."
         )
-    published, spec = None, checkpoint.spec
-    corpus = find_corpus(spec.data.identity, dataset.manifest.source)
-    if request.published is not None:
-        published, reason = find_published(request.published, spec.arm, spec.shape, corpus)
-        if published is None:
-            notes.append(f"no published scores to compare with: {reason}.")
     with writable_directory(directory) as (folder, problem):
         try:
             run = load(checkpoint, data=dataset, device=device, precision=precision)
-            if published is None and spec.data.identity.startswith(PUBLISHED_DATA) and run.record is not None:
-                published = imported_scores(run.record, corpus)
-            scores = measure(run, dataset, request, folder=folder, quiet=quiet, world=world)
+            published = _published(run, dataset, options.published, notes)
+            scores = measure(run, dataset, options, folder=folder, quiet=quiet, world=world)
         except KeyboardInterrupt as interrupt:
-            if request.core is not None and problem is None:
+            if options.core is not None and problem is None:
                 interrupt.add_note("Finished tasks are saved; run the same command again to resume.")
             raise
         if same_tokenizer:
             scores["tokenizer"] = dataset.manifest.tokenizer.sha256
         # Published scores are shown beside the run's own and not saved with them.
         shown = scores if published is None else {**scores, "published": published}
-        if on_scores is not None:
-            on_scores(shown)
         saved = save_scores(checkpoint, scores, update_record, folder=folder, problem=problem)
     notes += saved.notes
-    used = scores["kl_depth"]["tokens"] if request.kl_depth else None
-    if request.kl_depth_tokens is not None and used not in (None, request.kl_depth_tokens):
+    used = scores["kl_depth"]["tokens"] if options.kl_depth else None
+    if options.kl_depth_tokens is not None and used not in (None, options.kl_depth_tokens):
         notes.append(
-            f"--kl-depth-tokens {request.kl_depth_tokens:,}: {used:,} were used, the largest multiple of the "
-            "context that fits."
+            f"`kl_depth_tokens` = {options.kl_depth_tokens:,}: {used:,} were used, the largest multiple of "
+            "the context that fits."
         )
     return Evaluation(checkpoint, shown, saved.in_record, saved.file, notes)
+
+
+def _published(
+    run: LoadedRun, dataset: Dataset, folder: Path | None, notes: list[str]
+) -> dict[str, Any] | None:
+    """Published scores of the same network: of the tables in `folder`, or of an imported checkpoint."""
+    spec, found = run.spec, None
+    corpus = find_corpus(spec.data.identity, dataset.manifest.source)
+    if folder is not None:
+        found, reason = find_published(folder, spec.arm, spec.shape, corpus)
+        notes += [] if found is not None else [f"no published scores to compare with: {reason}."]
+    if found is None and spec.data.identity.startswith(PUBLISHED_DATA) and run.record is not None:
+        return imported_scores(run.record, corpus)
+    return found
 
 
 def measure(
     run: LoadedRun,
     dataset: Dataset,
-    request: EvaluationRequest,
+    options: ScoreOptions,
     *,
     folder: Path | None = None,
     quiet: bool = True,
@@ -192,7 +171,7 @@ def measure(
     spec, passes, network = run.spec, run.passes, run.network
     context = spec.shape.context
     available = max(context, len(dataset.tokens("val")) // (context + 1) * context)
-    tokens = max(context, request.validation_tokens or min(spec.validation_tokens, available))
+    tokens = max(context, options.validation_tokens or min(spec.validation_tokens, available))
     validation = ValidationSet(dataset, context, tokens)
     scores: dict[str, Any] = {
         "run": spec.hash,
@@ -207,42 +186,42 @@ def measure(
         scores["validation"] = validate(
             network, validation, passes, progress=lambda done, total: progress("validation", done, total)
         ).to_dict()
-        if request.kl_depth:
-            depth_tokens = request.kl_depth_tokens or DEPTH_TOKENS
+        if options.kl_depth:
+            depth_tokens = options.kl_depth_tokens or DEPTH_TOKENS
             subset = ValidationSet(dataset, context, max(context, min(depth_tokens, available)))
             scores["kl_depth"] = measure_kl_depth(
                 network,
                 subset,
                 passes,
-                threshold=request.kl_threshold,
-                direction=request.kl_direction,  # pyright: ignore[reportArgumentType]  (checked there)
+                threshold=options.kl_threshold,
+                direction=options.kl_direction,
                 progress=lambda done, total: progress("KL effective depth", done, total),
             ).to_dict()
-        if request.passes:
+        if options.passes:
             scores["test_time_passes"] = measure_test_time_passes(
                 network,
                 validation,
-                request.passes,
+                options.passes,
                 passes,
                 progress=lambda done, total: progress("passes at test time", done, total),
             ).to_dict()
-        if request.core is not None:
-            scores["core"] = _measure_core(run, dataset, request, folder, progress, world)
+        if options.bundle is not None:
+            scores["core"] = _measure_core(run, dataset, options, folder, progress, world)
     return scores
 
 
 def _measure_core(
     run: LoadedRun,
     dataset: Dataset,
-    request: EvaluationRequest,
+    scores: ScoreOptions,
     folder: Path | None,
     progress: StageProgressCallback,
     world: World | None = None,
 ) -> dict[str, Any]:
-    from steepen.evaluation.core.run_suite import CoreOptions, evaluate_core, settings_key
+    from steepen.evaluation.core.run_suite import evaluate_core, settings_key
     from steepen.utils.json_io import write_json
 
-    bundle, options = request.core, request.core_options or CoreOptions()
+    bundle, options = scores.bundle, scores.core_options
     assert bundle is not None
     tokenizer = dataset.tokenizer()
     settings = {

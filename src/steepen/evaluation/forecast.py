@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from steepen.errors import UsageError
 from steepen.evaluation.core.suite import CORE17
@@ -78,26 +77,6 @@ class Forecast:
             for one in self.series
         ]
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
-        return {
-            "score": self.score_name,
-            "tasks": list(self.tasks),
-            "runs": {one.label: [run.run for run in one.runs] for one in self.series},
-            "hold_out": [{"run": run.run, **asdict(result)} for run, result in self.hold_out_scores],
-            "forecast": [
-                {"arm": label, "flops": flops, self.score_name: score}
-                for label, flops, score in self.at_targets()
-            ],
-            "compute_for": [
-                {"reference": reference, "core": self.references[reference], "arm": label, "flops": flops}
-                for reference, own in self.crossings.items()
-                for label, flops in own.items()
-            ],
-            "r": self.fit.r,
-            "scatter": self.fit.sigma,
-        }
-
 
 def forecast(
     series: Sequence[ScoreSeries],
@@ -117,7 +96,7 @@ def forecast(
     """
     for flops in targets:
         if not 0 < flops < float("inf"):
-            raise UsageError(f"`target` {flops} is not valid: give a positive number of FLOPs.")
+            raise UsageError(f"`targets` = {flops} is not valid: give a positive number of FLOPs.")
     runs = [run for one in series for run in one.runs]
     labels = choose_tasks(tasks, runs)
     is_core = all(run.core22 is not None for run in runs)

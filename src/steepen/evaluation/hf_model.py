@@ -26,7 +26,7 @@ from steepen.utils.progress import stage_progress
 
 if TYPE_CHECKING:
     from steepen.data import Dataset
-    from steepen.evaluation.evaluate_run import EvaluationRequest
+    from steepen.evaluation.score_options import ScoreOptions
 
 MAX_CONTEXT = 2048  # of a prompt or window; longer contexts are not used, so that scores are comparable
 PROBE_TOLERANCE = 1e-4  # relative to the largest logit
@@ -127,10 +127,10 @@ def load_hugging_face(
             logging,
         )
     except ImportError as error:
-        raise SteepenError("--hf needs transformers: pip install 'steepen[hf]'.") from error
+        raise SteepenError("`hf` needs transformers: pip install 'steepen[hf]'.") from error
     place = find_device(device)
     if precision not in ("auto", "fp32", "bf16"):
-        raise UsageError(f"--precision {precision!r} is not known: use auto, fp32 or bf16.")
+        raise UsageError(f"`precision` = {precision!r} is not valid: use auto, fp32 or bf16.")
     bf16 = precision == "bf16" or (precision == "auto" and place.type == "cuda")
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         raise UsageError(f"the folder {name} has no config.json: it is not a model of transformers.")
@@ -148,7 +148,7 @@ def load_hugging_face(
     except Exception as error:  # files of any kind, and with trust_remote_code any code
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         if "trust_remote_code" in str(error) and not trust_remote_code:
-            reason = "it comes with its own modeling code; add --trust-remote-code to run that code."
+            reason = "it comes with its own modeling code; add `trust_remote_code` to run that code."
         raise SteepenError(f"the model {name} cannot be loaded: {reason}") from error
     model, found = loaded
     for weight in sorted(found["missing_keys"]):  # transformers makes them at random
@@ -159,7 +159,7 @@ def load_hugging_face(
 def evaluate_hugging_face(
     name: str,
     data: str | Path | Dataset | None,
-    request: EvaluationRequest,
+    options: ScoreOptions,
     *,
     device: str = "auto",
     precision: str = "auto",
@@ -168,14 +168,12 @@ def evaluate_hugging_face(
 ) -> dict[str, Any]:
     """Score a model of transformers on the validation text of prepared data, and on CORE if requested."""
     from steepen.data import Dataset
-    from steepen.evaluation.core.run_suite import CoreOptions, evaluate_core
+    from steepen.evaluation.core.run_suite import evaluate_core
 
-    if request.kl_depth or request.passes or request.published is not None:
-        raise UsageError(
-            "--hf measures validation text and CORE: leave out --kl-depth, --passes, --published."
-        )
-    if data is None and request.core is None:
-        raise UsageError("--hf needs --data (validation text), --core (a CORE bundle), or both.")
+    if options.kl_depth or options.passes:
+        raise UsageError("`hf` measures validation text and CORE: leave out `kl_depth` and `passes`.")
+    if data is None and options.core is None:
+        raise UsageError("`hf` needs `data` (validation text), `core` (a CORE bundle), or both.")
     dataset = Dataset.open(data) if isinstance(data, str | Path) else data
     model, tokenizer = load_hugging_face(
         name, device=device, precision=precision, trust_remote_code=trust_remote_code
@@ -191,19 +189,18 @@ def evaluate_hugging_face(
             scores["validation"] = score_text(
                 model,
                 tokenizer,
-                validation_texts(dataset, request.validation_tokens),
+                validation_texts(dataset, options.validation_tokens),
                 progress=lambda done, total: progress("validation", done, total),
             )
-        if request.core is not None:
-            options = request.core_options or CoreOptions()
+        if options.bundle is not None:
             core = evaluate_core(
                 model,
                 tokenizer,
-                request.core,
-                options,
+                options.bundle,
+                options.core_options,
                 progress=lambda now: progress("CORE", now.done, now.total, detail=now.job),
             ).to_dict()
-            scores["core"] = core | {"bundle": request.core.identity, "examples": options.examples}
+            scores["core"] = core | {"bundle": options.bundle.identity, "examples": options.core_examples}
     return scores
 
 

@@ -186,7 +186,7 @@ def choose_precision(spec: RunSpec, requested: str) -> str:
         # fp8 is a training precision: its master weights are evaluated in bf16.
         return "bf16" if spec.precision == "fp8" else spec.precision
     if requested not in PRECISIONS:
-        raise UsageError(f"--precision {requested!r} is not known: use auto, fp32 or bf16.")
+        raise UsageError(f"`precision` = {requested!r} is not valid: use auto, fp32 or bf16.")
     return requested
 
 

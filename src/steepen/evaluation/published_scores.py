@@ -57,12 +57,17 @@ def find_published(
     folder: Path, arm: Arm, shape: Shape, corpus: str | None
 ) -> tuple[dict[str, Any] | None, str]:
     """The published scores of an arm, depth and corpus, and why there are none (or "")."""
-    if not (folder / CORE_TABLE).is_file():
-        raise UsageError(f"--published {folder} has no {CORE_TABLE}; give a folder of the published tables.")
+    require_tables(folder)
     try:
         return _find(folder, arm, shape, corpus)
     except (ValueError, TypeError, LookupError) as error:  # a column is missing, or a cell is no number
-        raise SteepenError(f"--published {folder} has a damaged table ({error}).") from error
+        raise SteepenError(f"`published` = {folder} has a damaged table ({error}).") from error
+
+
+def require_tables(folder: Path) -> None:
+    """Raise UsageError for a folder without the published tables."""
+    if not (folder / CORE_TABLE).is_file():
+        raise UsageError(f"`published` = {folder} has no {CORE_TABLE}; give a folder of published tables.")
 
 
 def _find(folder: Path, arm: Arm, shape: Shape, corpus: str | None) -> tuple[dict[str, Any] | None, str]:

@@ -63,7 +63,7 @@ def has_run_tokenizer(checkpoint: RunCheckpoint, dataset: Dataset, update_record
     if recorded is None and update_record:
         raise UsageError(
             f"{dataset.directory} is not what the run was trained on and may have another tokenizer, so its "
-            "scores cannot be added to the run's record; leave --update-record out, or "
+            "scores cannot be added to the run's record; leave `update_record` out, or "
             "evaluate on the run's own data once."
         )
     return recorded is not None
@@ -93,6 +93,20 @@ def _recorded_tokenizer(checkpoint: RunCheckpoint) -> str | None:
             if isinstance(settings.get("tokenizer"), str):
                 return settings["tokenizer"]
     return None
+
+
+def check_record_update(checkpoint: RunCheckpoint, update_record: bool | None) -> None:
+    """Raise if scores are to be added to a record that cannot have them; before hours of evaluation."""
+    from steepen.runs.store import RunDirectory
+
+    if update_record and not checkpoint.is_final:
+        raise UsageError(
+            f"{checkpoint.checkpoint.path} is not the run's last checkpoint (step {checkpoint.step:,} of "
+            f"{checkpoint.spec.steps:,}), so its scores cannot be added to the run's record; leave"
+            " `update_record` out."
+        )
+    if update_record and not RunDirectory(checkpoint.run).record_file.exists():
+        raise SteepenError(f"{checkpoint.run} has no record.json: finish the run first.")
 
 
 @contextlib.contextmanager
@@ -172,18 +186,10 @@ def _write(checkpoint: RunCheckpoint, file: Path, scores: dict[str, Any], update
     )
     if not _updates_record(checkpoint, update_record):
         return False
-    if not checkpoint.is_final:
-        raise UsageError(
-            f"{checkpoint.checkpoint.path} is not the run's last checkpoint (step {checkpoint.step:,} of "
-            f"{checkpoint.spec.steps:,}), so its scores cannot be added to the run's record; leave"
-            " --update-record out."
-        )
     directory = RunDirectory(checkpoint.run)
     with directory.lock(wait=True):
         record = directory.record()
         if record is None:
-            if update_record:
-                raise SteepenError(f"{checkpoint.run} has no record.json: finish the run first.")
             return False
         updated = replace(record, evaluation=_merge(record.evaluation, scores))
         write_json(directory.record_file, updated.to_dict())

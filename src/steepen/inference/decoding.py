@@ -133,7 +133,7 @@ def continue_tokens(
 def check_request(network: Network, prompts: Sequence[Sequence[int]], max_tokens: int, passes: int) -> None:
     """Raise for a request that the network cannot serve."""
     if max_tokens < 1:
-        raise UsageError(f"--max-tokens {max_tokens} is not valid: give at least 1.")
+        raise UsageError(f"`max_tokens` = {max_tokens} is not valid: give at least 1.")
     check_passes(network, passes)
     for prompt in prompts:
         if not prompt:
@@ -148,12 +148,12 @@ def check_request(network: Network, prompts: Sequence[Sequence[int]], max_tokens
 def check_passes(network: Network, passes: int) -> None:
     """Raise for a number of core passes that the network cannot run."""
     if passes < 1:
-        raise UsageError(f"--passes {passes} is not valid: the core is applied at least once.")
+        raise UsageError(f"`passes` = {passes} is not valid: the core is applied at least once.")
     stored = len(network.cores)
     if network.shape.allocation.core == 0 and passes != 1:
-        raise UsageError(f"--passes {passes} is not valid: {network.arm.name} has no core to repeat.")
+        raise UsageError(f"`passes` = {passes} is not valid: {network.arm.name} has no core to repeat.")
     if not network.arm.tied and passes > stored:
-        raise UsageError(f"--passes {passes} is not valid: this untied network has {stored} cores.")
+        raise UsageError(f"`passes` = {passes} is not valid: this untied network has {stored} cores.")
 
 
 def _uncached_steps(

@@ -32,7 +32,7 @@ def export(
     Weights are written in fp32, as trained. `data_license` is stated on the model card.
     """
     if to not in FORMATS:
-        raise UsageError(f"--to {to!r} is not known: use {' or '.join(FORMATS)}.")
+        raise UsageError(f"`to` = {to!r} is not valid: use {' or '.join(FORMATS)}.")
     out = Path(out)
     if out.exists():
         raise UsageError(f"{out} exists; give a folder that does not.")
@@ -61,7 +61,7 @@ def write_hugging_face(run: LoadedRun, folder: Path, data_license: str | None = 
     if custom:
         raise UsageError(
             f"the arm {run.spec.arm.name} has custom code ({custom[0]}), which {MODELING_FILE} does not "
-            "contain: export it with --to safetensors."
+            "contain: export it with `to` = safetensors."
         )
     tokenizer = run.require_tokenizer()
     weights = network_weights(run.network)

@@ -43,7 +43,7 @@ def write_run(
     The checkpoint has no optimizer state: the run can be evaluated, exported and used, not resumed.
     """
     if directory.exists():
-        raise UsageError(f"{directory} exists; give another directory with --out.")
+        raise UsageError(f"{directory} exists; give another directory with `out`.")
     copy_weights(network_of(spec, stored_passes), weights)  # on the meta device: checks names and shapes
     partial = directory.with_name(f"{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

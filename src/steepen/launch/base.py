@@ -41,6 +41,7 @@ class Outcome:
     record: RunRecord | None = None
     failure: Failure | None = None
     retries: int = 0
+    result: Any = None  # what the request returned, as JSON
 
 
 class Launcher(Protocol):
@@ -174,7 +175,7 @@ class LauncherBase(ABC):
         """The outcome of an attempt, or None if the job is to be retried."""
         result = attempt_result(job, attempt)
         if isinstance(result, RunRecord):
-            return Outcome(job.spec, record=result, retries=job.retries)
+            return Outcome(job.spec, record=result, retries=job.retries, result=attempt.result)
         if result.transient:
             job.retries_without_progress = (
                 0 if job.run.saved_step() > job.saved_step else job.retries_without_progress + 1

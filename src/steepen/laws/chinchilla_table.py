@@ -18,7 +18,6 @@ from steepen.laws.table import Table
 from steepen.laws.table_selection import held_out, parse_hold_outs
 
 LOOPED_COLUMNS = ("n_once", "n_rec", "passes")  # of looped models, in place of parameters
-UNLIKELY_LOSS = 12.0  # nats per token: guessing among 160,000 tokens
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ def fit_chinchilla_table(
             f"the reference '{reference}' is not among the arms; did you mean {nearest(reference, arms)}?"
         )
     held, further = _hold_out(table, rows, arms, hold_out, looped)
-    warnings = rows.warnings()
+    warnings = list[str]()
     fits: dict[str, ArmChinchilla] = {}
     for arm in arms:
         own = rows.arm == arm
@@ -234,15 +233,6 @@ class _Rows:
         size = self.size
         parts = (self.arm, size.once, size.recurrent, size.log_passes, self.tokens)
         return list(zip(*(part.tolist() for part in parts), strict=True))
-
-    def warnings(self) -> list[str]:
-        """Doubts about the columns."""
-        if float(np.median(self.loss)) <= UNLIKELY_LOSS:
-            return []
-        return [
-            f"half of the losses are above {UNLIKELY_LOSS:g} nats, more than guessing; if they are"
-            " perplexities, give their logarithms"
-        ]
 
 
 def _hold_out(

@@ -14,8 +14,8 @@ a column `run` names the training run of each row, and rows of one run are resam
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,35 +66,6 @@ class TaskForecasts:
     hold_out: tuple[TaskForecast, ...]
     targets: tuple[TaskForecast, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Nested dicts, lists and numbers, for JSON."""
-        return asdict(self)
-
-    def summary(self) -> str:
-        """The chain and its forecasts, one per line."""
-        counts = ", ".join(
-            f"{count} of {arm}" if arm else f"{count} runs" for arm, count in self.runs.items()
-        )
-        name = "error" if self.is_error else "accuracy"
-        lines = [f"{self.chain} chain, fitted to {counts}; residual SD of the {name} {self.residual_sd:.4f}"]
-        for one in (*self.hold_out, *self.targets):
-            low, high = (self._shown(end) for end in sorted(one.interval, reverse=self.is_error))
-            where = f"loss {one.at:.4g}" if self.by_loss else f"{one.at:.3e} FLOPs"
-            who = f"{one.arm} at {where}" if one.arm else f"at {where}"
-            text = f"{name} {self._shown(one.accuracy):.4f} ({low:.4f} to {high:.4f})"
-            if one.observed is None:
-                lines.append(f"{who}: {text}")
-            else:
-                seen = self._shown(one.observed)
-                lines.append(
-                    f"held out {who}: {name} {seen:.4f}, forecast without it {text.removeprefix(name + ' ')},"
-                    f" error {seen - self._shown(one.accuracy):+.4f}"
-                )
-        return "\n".join(lines)
-
-    def _shown(self, accuracy: float) -> float:
-        return 1 - accuracy if self.is_error else accuracy
-
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
@@ -138,7 +109,7 @@ def forecast_table(
     `hold_out` is FLOPS or ARM:FLOPS (a loss where there are no FLOPs); None holds out each arm's largest run.
     """
     if chain not in CHAINS:
-        raise UsageError(f"the chain is {chain!r}; choose one of {', '.join(CHAINS)}.")
+        raise UsageError(f"`chain` = {chain!r} is not valid: choose one of {', '.join(CHAINS)}.")
     rows = _read(table)
     if rows.loss is None:
         chain = "direct"

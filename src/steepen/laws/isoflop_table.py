@@ -195,11 +195,11 @@ def fit_isoflop_table(
 
 def _with_x(table: Table) -> tuple[Table, str]:
     """The table with a column x, and what it is in words."""
-    name = table.renamed.get("x", "x")
-    if not table.has("x"):
-        name = next((one for one in ("parameters", "tokens") if table.has(one)), "x")
-        if name != "x":
-            table = table.rename({"x": name})
+    read = table.columns.get("x")  # of a cleaned table, where it may be the sizes or tokens
+    same = (one for one in ("parameters", "tokens") if table.has(one) and read in (None, table.cells(one)))
+    name = table.renamed.get("x") or next(same, "x")
+    if not table.has("x") and name != "x":
+        table = table.rename({"x": name})
     plain = name.strip().casefold().replace(" ", "_")
     for word in ("parameters", "tokens"):
         if plain == word or plain in ALIASES[word]:

@@ -36,7 +36,7 @@ ALIASES = {
     ),
     "parameters": (
         *("n", "params", "n_params", "num_params", "parameter_count", "num_parameters", "n_parameters"),
-        *("model_size", "params_stored", "non_embedding_params", "size"),
+        *("model_size", "params_stored", "non_embedding_params"),
     ),
     "tokens": (
         *("d", "n_tokens", "num_tokens", "training_tokens", "train_tokens", "total_tokens", "token_count"),
@@ -59,7 +59,7 @@ ALIASES = {
     "error": ("task_error", "downstream_error", "err"),
 }
 # Names that are taken only where none of the above is there.
-LESS_USUAL = {"arm": ("model_name", "arch", "variant")}
+LESS_USUAL = {"arm": ("model_name", "arch", "variant"), "parameters": ("size",)}
 MAX_COLUMNS_SHOWN = 8
 NOT_USED = "none"  # in place of a column's name: the table has none
 

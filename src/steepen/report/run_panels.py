@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,7 +16,6 @@ from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory
 from steepen.studies.answer import Answer, Axis, Panel, Series, StudyFit, Table
 from steepen.studies.cells import table_of
-from steepen.studies.plotting import line, points
 
 CURVE_POINTS = 60  # means of equal numbers of steps, after the first ones
 MAX_CURVES = 8  # of an arm
@@ -52,20 +51,6 @@ def curve_panels(records: Sequence[RunRecord], directory: Path | None, titles: d
                 )
             )
     return panels
-
-
-def compared_curves(
-    runs: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], tokens_per_step: Sequence[float]
-) -> Panel:
-    """Training loss over tokens of some runs, from their lines of metrics.jsonl; validations as points."""
-    series: list[Series] = []
-    for (label, lines), tokens in zip(runs, tokens_per_step, strict=True):
-        for name, made in (("loss", line), ("validation_loss", points)):
-            rows = [(row["step"] * tokens, row[name]) for row in lines if row.get(name) is not None]
-            if rows:
-                note = "training" if name == "loss" else "validation"
-                series.append(made(label, *zip(*rows, strict=True), note=note))
-    return Panel("Loss curves", Axis("tokens"), Axis("loss (nats per token)"), tuple(series))
 
 
 def _spread(records: list[RunRecord]) -> list[RunRecord]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from steepen.evaluation.core.suite import FILTERED_OUT
 from steepen.evaluation.forecast import Forecast
 from steepen.evaluation.scored_runs import PassesAtTestTime
 from steepen.report.colours import ARM_COLOURS, arm_key
-from steepen.report.figure import save_panels
 from steepen.results.panel import Lines
 from steepen.studies.answer import Axis, Panel, Series
 from steepen.studies.plotting import line, points
@@ -25,19 +23,16 @@ KIND_NAMES = {
 }
 
 
-def draw_scores(scores: Mapping[str, Any], folder: Path, title: str = "") -> list[Path]:
-    """Draw each kind of score present, as one PNG each, into a folder; returns their paths."""
-    panels: dict[str, Panel] = {}
-    name = title or "network"
-    if "core" in scores:
-        panels["core_tasks.png"] = task_panel(scores["core"], title)
+def score_panels(scores: Mapping[str, Any], title: str = "") -> list[Panel]:
+    """A panel for each kind of score present."""
+    name, panels = title or "network", list[Panel]()
     if "kl_depth" in scores:
-        panels["kl_depth.png"] = kl_depth_panel({name: scores["kl_depth"]})
+        panels.append(kl_depth_panel({name: scores["kl_depth"]}))
     if "test_time_passes" in scores:
-        panels["test_time_passes.png"] = passes_panel({name: scores["test_time_passes"]})
-    for file, panel in panels.items():
-        save_panels([panel], folder / file)
-    return [folder / file for file in panels]
+        panels.append(passes_panel({name: scores["test_time_passes"]}))
+    if "core" in scores:
+        panels.append(task_panel(scores["core"], title))
+    return panels
 
 
 def task_panel(core: Mapping[str, Any], title: str = "") -> Panel:

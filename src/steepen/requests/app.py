@@ -14,12 +14,13 @@ import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
-from steepen.errors import SteepenError, failure_of
+from steepen.errors import INTERNAL, SteepenError, UsageError, failure_of
 from steepen.requests.command import command_function, shorten_types
 from steepen.requests.registry import VERBS, Verb, find_verb
-from steepen.requests.request import Request, replace_fields
+from steepen.requests.request import Argument, Field, Request, fields_of, replace_fields
 from steepen.utils.imports import code_from
 from steepen.utils.printable_stream import printable_output
+from steepen.utils.values import metavar
 
 # OpenBLAS and torch were seen to wait forever with up to 1.5 GB, where a limit left no room for a thread.
 MIN_ADDRESS_SPACE = 2 << 30
@@ -32,13 +33,21 @@ class Verbs(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that the first words name (`fit`, `data prepare`), and the words after them."""
         name, _, _ = super().resolve_command(ctx, args)  # suggests the nearest for an unknown word
-        name = str(name)
-        if len(args) > 1 and (verb := find_verb(f"{name} {args[1]}")) is not None:
+        name, words = str(name), args[1:]
+        members = [verb.name for verb in VERBS.values() if verb.name.startswith(f"{name} ")]
+        fields = _fields(VERBS[name]) if members else ()
+        place = _first_word(fields, words) if members else len(words)
+        if place < len(words) and (verb := find_verb(f"{name} {words[place]}")) is not None:
+            # Options may be before the member's name: `runs --runs DIR show RUN`.
+            words.pop(place)
             command = build_command(verb)
             if issubclass(kind := verb.load(), Request):
-                kind.check_words(args[2:])
-            return verb.name, command, args[2:]
-        return name, build_command(VERBS[name]), args[1:]
+                kind.check_words(words)
+            return verb.name, command, words
+        if place < len(words) and fields and not any(isinstance(one.option, Argument) for one in fields):
+            others = ", ".join(one.partition(" ")[2] for one in members)
+            raise UsageError(f"steepen {name} has no command {words[place]!r}; it has {others}, or none.")
+        return name, build_command(VERBS[name]), words
 
 
 def build_command(verb: Verb) -> Any:
@@ -55,7 +64,7 @@ def build_command(verb: Verb) -> Any:
     if isinstance(found, typer.Typer):  # commands that are not requests yet
         return _name_options(shorten_types(typer.main.get_command(found)))
     app = typer.Typer(add_completion=False, rich_markup_mode="rich", context_settings=CONTEXT)
-    others = "; ".join(f"[bold]steepen {one.name}[/bold]: {one.summary}" for one in members)
+    others = " ".join(f"[bold]steepen {one.name}[/bold]: {one.summary}" for one in members)
     is_request = isinstance(found, type) and issubclass(found, Request)
     if is_request:
         found = command_function(found)
@@ -92,6 +101,21 @@ def all_commands() -> Iterator[tuple[str, Any]]:
         if not inner or command.invoke_without_command:
             yield verb.name, command
         yield from ((f"{verb.name} {name}", one) for name, one in inner.items())
+
+
+def _fields(verb: Verb) -> tuple[Field, ...]:
+    """The fields of a verb's request; none of a group."""
+    found = verb.load() if verb.target else None
+    return fields_of(found) if isinstance(found, type) and issubclass(found, Request) else ()
+
+
+def _first_word(fields: tuple[Field, ...], words: list[str]) -> int:
+    """The place of the first word that is neither an option nor the value of one."""
+    with_value = {flag for field in fields if metavar(field.hint) for flag in field.flags}
+    place = 0
+    while place < len(words) and words[place].startswith("-"):
+        place += 2 if words[place] in with_value else 1
+    return place
 
 
 def _listed(verb: Verb) -> TyperCommand:
@@ -171,7 +195,8 @@ def main(arguments: list[str] | None = None) -> int:
         if debug and not isinstance(error, KeyboardInterrupt):
             raise
         failure = failure_of(error)
-        _print_error(failure.message)
+        hint = " (Add --debug for the traceback.)" if failure.exit_code == INTERNAL else ""
+        _print_error(failure.message + hint)
         return failure.exit_code
 
 

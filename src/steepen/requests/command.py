@@ -12,7 +12,7 @@ import inspect
 import re
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,7 +52,7 @@ def command_function(kind: type[Request[Any]]) -> Callable[..., None]:
         if result is not None:
             if found := getattr(result, "problems", ()):
                 result.with_problems(tuple(replace(one, done=with_flags(kind, one.done)) for one in found))
-            _show(kind, result, bool(as_json), figure, drawn, tables, page)
+            show_result(kind, result, bool(as_json), figure, tables, drawn, page)
 
     ordered = sorted(fields, key=lambda field: field.option.panel != kind.first_panel)
     parameters = [_parameter(kind, field) for field in (ordered if kind.first_panel else fields)]
@@ -172,26 +172,26 @@ def _check_suffixes(figure: str | None, tables: list[str], page: str | None) -> 
         check_table(Path(path))
 
 
-def _show(
+def show_result(
     kind: type[Request[Any]],
     result: Any,
     as_json: bool,
-    figure: str | None,
-    drawn: dict[str, str],
-    tables: list[str],
-    page: str | None,
+    figure: str | None = None,
+    tables: Sequence[str] = (),
+    drawn: Mapping[str, str] | None = None,
+    page: str | None = None,
 ) -> None:
-    """Print the result and write its files."""
+    """Print the result of a request and write its files."""
     from steepen.utils.formatting import wrap_to_terminal
 
     for note in result.notes:
         print(wrap_to_terminal(f"note: {with_flags(kind, note)}", sys.stderr), file=sys.stderr)
     if figure is not None:
-        result.save_figure(figure, **drawn)
+        result.save_figure(figure, **(drawn or {}))
     for path in tables:
         result.write_table(path)
     if page is not None:
-        result.write_report(page, **drawn)
+        result.write_report(page, **(drawn or {}))
     if as_json:
         print(result.to_json())
         return

@@ -90,10 +90,6 @@ class Fit(ReadsTable, Request[FitResult]):
     budget: Annotated[
         Flops | None, Option("Compute in FLOPs to predict at, besides 10 and 1000 times the top rung.")
     ] = None
-    irreducible_loss: Annotated[
-        str | float | None,
-        Option("E, if it is known: 1.69, or 1.69±0.05 (also 1.69+-0.05) with its error; not for isoflop."),
-    ] = None
     predict: Annotated[
         Numbers | None,
         Option("Print the loss of every arm at these FLOPs, with intervals for one run: 1e21,1e22.", COMPUTE),
@@ -135,6 +131,14 @@ class Fit(ReadsTable, Request[FitResult]):
     noise: Annotated[
         Noise | None,
         Option("Known standard deviation of a run's loss; lack of fit is added to it.", COMPUTE),
+    ] = None
+    irreducible_loss: Annotated[
+        str | float | None,
+        Option(
+            "E, if it is known: 1.69, or 1.69±0.05 (also 1.69+-0.05) with its error. Also for chinchilla and "
+            "looped.",
+            COMPUTE,
+        ),
     ] = None
     against: Annotated[
         Literal["reference", "all"],

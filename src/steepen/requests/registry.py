@@ -41,7 +41,6 @@ class Verb:
 
 
 _HERE = "steepen.requests"
-_CLI = "steepen.cli"
 VERBS: dict[str, Verb] = {
     verb.name: verb
     for verb in (
@@ -64,17 +63,23 @@ VERBS: dict[str, Verb] = {
         Verb("serve", f"{_HERE}.status:Serve", "Show studies in a browser while they run.", INSPECT),
         Verb("pack", f"{_HERE}.report:Pack", "Pack a study into one file, to share or move it.", INSPECT),
         Verb("unpack", f"{_HERE}.report:Unpack", "Unpack a study.", INSPECT),
-        Verb("runs", f"{_CLI}.runs:app", "List, show, compare and clean runs.", INSPECT),
+        Verb("runs", f"{_HERE}.runs:ListRuns", "List, show, compare and clean runs.", INSPECT),
+        Verb("runs show", f"{_HERE}.runs:ShowRun", "Show everything about a run."),
+        Verb("runs compare", f"{_HERE}.runs:CompareRuns", "Show the fields in which two runs differ."),
+        Verb("runs clean", f"{_HERE}.runs:CleanRuns", "Free disk space."),
         Verb("fit", f"{_HERE}.fit:Fit", "Fit scaling laws to a table and judge the arms.", ANALYSE),
         Verb("paper", f"{_HERE}.paper:Paper", "Show a figure, table or claim of the paper.", ANALYSE),
-        Verb("forecast", f"{_CLI}.forecast:forecast", "Forecast CORE at a larger compute budget.", ANALYSE),
-        Verb("downstream", f"{_CLI}.downstream:downstream",
+        Verb("forecast", f"{_HERE}.forecast:Forecast", "Forecast CORE at a larger compute budget.", ANALYSE),
+        Verb("downstream", f"{_HERE}.forecast:Downstream",
              "Scores along ladders, at equal loss, and beyond.", ANALYSE),
         Verb("report", f"{_HERE}.report:Report", "Write a study's page, figures and tables.", ANALYSE),
-        Verb("eval", f"{_CLI}.evaluate:app", "Score a checkpoint: loss, CORE, KL depth, passes.", ANALYSE),
-        Verb("generate", f"{_CLI}.generate:generate", "Continue a prompt with a trained network.", MODELS),
-        Verb("export", f"{_CLI}.export:export", "Export a run to transformers or safetensors.", MODELS),
-        Verb("import", f"{_CLI}.export:import_", "Import an exported model as a run.", MODELS),
+        Verb("eval", f"{_HERE}.evaluate:Evaluate", "Score a checkpoint: loss, CORE, KL depth, passes.",
+             ANALYSE),
+        Verb("eval filter", f"{_HERE}.evaluate:FilterTasks", "Select tasks above chance that improve."),
+        Verb("eval fetch-core", f"{_HERE}.evaluate:FetchCore", "Download the CORE bundle."),
+        Verb("generate", f"{_HERE}.models:Generate", "Continue a prompt with a trained network.", MODELS),
+        Verb("export", f"{_HERE}.models:Export", "Export a run to transformers or safetensors.", MODELS),
+        Verb("import", f"{_HERE}.models:ImportModel", "Import an exported model as a run.", MODELS),
     )
 }  # fmt: skip
 

@@ -193,7 +193,7 @@ def replace_fields(text: str, replacement: Callable[[str], str | None]) -> str:
 def with_flags(kind: type[Request[Any]], text: str) -> str:
     """A text with the names of options in place of fields in backticks."""
     names = {
-        one.name: one.name.upper() if isinstance(one.option, Argument) else one.flags[0]
+        one.name: one.option.metavar or one.name.upper() if isinstance(one.option, Argument) else one.flags[0]
         for one in fields_of(kind)
     }
     return replace_fields(text, names.get)

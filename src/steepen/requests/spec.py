@@ -86,7 +86,7 @@ class SpecFields(RunSize):
             "auto: bf16 on a GPU, fp32 on a CPU. Part of the spec: each is another run.",
             EXECUTION,
         ),
-    ] = "auto"
+    ] = "bf16"  # on every device: a rung has one hash, that of a study with preset paper, on any machine
 
     def settings(self) -> list[str]:
         """What is changed in the spec, as `override` takes it."""

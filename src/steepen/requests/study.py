@@ -229,30 +229,18 @@ class StudyRequest(Launching, Request[Any]):
 
     def _score(self, runs: Sequence[Path], data: Path) -> None:
         """Evaluate the finished runs where the study trains them; a single local one in this process."""
-        from steepen.api.launched_scores import evaluate_on_launcher
-        from steepen.evaluation.core.bundle import Bundle
-        from steepen.evaluation.core.run_suite import CoreOptions
-        from steepen.evaluation.evaluate_many import evaluate_many
-        from steepen.evaluation.evaluate_run import EvaluationRequest
-
-        def say(text: str) -> None:
-            print(text, file=sys.stderr)
+        from steepen.evaluation.score_options import ScoreOptions
+        from steepen.requests.evaluate import evaluate_runs
 
         core = self.core if {"core", "nll"} & set(self.score) else None
-        request = EvaluationRequest(
-            core=None if core is None else Bundle.open(core), core_options=CoreOptions(),
-            kl_depth="kl-depth" in self.score,
-        )  # fmt: skip
+        scores = ScoreOptions(core=core, kl_depth="kl-depth" in self.score)
         finished = [run for run in runs if (run / "record.json").is_file()]
-        if self.on_this_machine and (self.jobs == 1 or len(finished) < 2):
-            found = evaluate_many(finished, data, request, report=say, device=self.device, quiet=True)
-        else:
-            found = evaluate_on_launcher(
-                finished, data, request, report=say, launcher=self.launcher_name, jobs=self.jobs,
-                launcher_options=self.launcher_options, device=self.device,
-            )  # fmt: skip
-        for run, why in found.failed.items():
-            say(f"{run.name} was not evaluated: {why}")
+        where: dict[str, Any] = {"device": self.device}
+        if not self.on_this_machine or (self.jobs != 1 and len(finished) > 1):
+            where |= {"launcher": self.launcher_name, "jobs": self.jobs}
+            where["launcher_options"] = self.launcher_options
+        for run, why in evaluate_runs(finished, data, scores, **where).failed.items():
+            print(f"{run.name} was not evaluated: {why}", file=sys.stderr)
 
     def _dry_run(self, context: StudyContext, folder: Path) -> DryRun:
         """The runs that the study would make next; starts and writes nothing."""

@@ -12,21 +12,26 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from steepen.errors import RemoteError, UsageError
 from steepen.requests.request import Option, Request, fields_of, function, with_flags
 from steepen.requests.run_size import RUN, ArmField, DataField, DepthField
-from steepen.requests.spec import SpecFields, open_data
+from steepen.requests.spec import SpecFields, choose_precision, open_data
 from steepen.training.train_options import EXECUTION, TrainOptions
 from steepen.utils.codec import Range
 from steepen.utils.formatting import wrap_to_terminal
 from steepen.utils.values import Integers
 
 if TYPE_CHECKING:
-    from steepen.api.runs import Run
     from steepen.data import Dataset
     from steepen.distributed.processes import NodeGroup
-    from steepen.evaluation.evaluate_run import EvaluationRequest
+    from steepen.evaluation.score_options import ScoreOptions
+    from steepen.results.runs import Run
     from steepen.runs.record import RunRecord
     from steepen.runs.spec import RunSpec
 
 EVALUATION = "Evaluation of the finished run"
+# Measured on one core; the table is in docs/training.md.
+BF16_ON_CPU = (
+    "this run uses bf16, which is about 10 times slower than fp32 on a CPU without bf16 instructions; "
+    "`precision` fp32 trains another run (its own hash)."
+)
 SMALL_RUN_FLOPS = 1e14  # some minutes on one core
 
 
@@ -96,7 +101,7 @@ class Train(SpecFields, TrainOptions, Request["Run"]):
 
     def run(self) -> Run:
         """Train to the end, and return the run; nothing is printed unless `quiet` is False."""
-        from steepen.api.runs import open_runs
+        from steepen.results.runs import open_runs
 
         dataset = open_data(self.data)
         found, _ = self.find_spec(dataset)
@@ -113,14 +118,13 @@ class Train(SpecFields, TrainOptions, Request["Run"]):
         """Train with progress on stderr, then print the loss and the directory of the run, or the record."""
         from steepen.distributed.environment import process_environment
         from steepen.runs.spec import expected_flops
+        from steepen.runs.store import RunStore
         from steepen.utils.json_io import to_json, write_json
 
         dataset = open_data(self.data)
         run, notes = self.find_spec(dataset)
         if self.write_spec is not None:
             write_json(self.write_spec, run.to_dict())
-            if self.spec is None and self.precision == "auto" and run.precision == "fp32":
-                self._print_notes(["the precision is fp32, as this device is a CPU; a GPU would get bf16."])
             print(run.hash)
             return
         main = process_environment().is_main
@@ -128,6 +132,9 @@ class Train(SpecFields, TrainOptions, Request["Run"]):
         small = expected_flops(run) < SMALL_RUN_FLOPS and run.steps > 1
         if main and not small:
             self._print_notes(notes)
+        slow = run.precision == "bf16" and choose_precision("auto", self.device) == "fp32"
+        if main and slow and self.spec is None and RunStore(self.runs).record(run) is None:
+            self._print_notes([BF16_ON_CPU])
         record = self._train(dataset, run, quiet=False, as_json=as_json)
         if record is None or not main:
             return
@@ -176,38 +183,30 @@ class Train(SpecFields, TrainOptions, Request["Run"]):
             return record
         return self._evaluate(dataset, run, wanted, show=not (quiet or as_json)) or record
 
-    def _scores(self) -> EvaluationRequest | None:
+    def _scores(self) -> ScoreOptions | None:
         """What to score after training; a wrong bundle is rejected before it."""
         if self.core is None and not self.kl_depth and self.passes is None:
             return None
-        from steepen.evaluation.core.bundle import Bundle
-        from steepen.evaluation.core.run_suite import CoreOptions
-        from steepen.evaluation.evaluate_run import EvaluationRequest
+        from steepen.evaluation.score_options import ScoreOptions
 
-        return EvaluationRequest(
-            core=None if self.core is None else Bundle.open(self.core),
-            core_options=CoreOptions(examples=self.core_examples),
-            kl_depth=self.kl_depth,
-            passes=self.passes or (),
+        found = ScoreOptions(
+            core=self.core, kl_depth=self.kl_depth, passes=self.passes, core_examples=self.core_examples
         )
+        found.check_scores()
+        return found
 
-    def _evaluate(
-        self, dataset: Dataset, run: RunSpec, wanted: EvaluationRequest, show: bool
-    ) -> RunRecord | None:
+    def _evaluate(self, dataset: Dataset, run: RunSpec, wanted: ScoreOptions, show: bool) -> RunRecord | None:
         """Score the finished run; returns its record with the scores."""
-        from steepen.cli.score_tables import print_scores
         from steepen.evaluation.evaluate_run import evaluate
+        from steepen.results.evaluate import score_blocks
+        from steepen.results.text import print_blocks
         from steepen.runs.store import RunStore
 
         found = evaluate(
-            self.runs / run.hash,
-            dataset,
-            wanted,
-            update_record=True,
-            device=self.device,
-            quiet=not show,
-            on_scores=print_scores if show else None,
+            self.runs / run.hash, dataset, wanted, update_record=True, device=self.device, quiet=not show
         )
+        if show:
+            print_blocks(lambda _: score_blocks(found.scores))
         self._print_notes(found.notes)
         return RunStore(self.runs).record(run)
 

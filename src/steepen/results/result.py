@@ -146,7 +146,10 @@ class Result(ABC):
 
         check_figure(Path(path))
         chosen = figure_options(options)
-        save_panels(chosen.apply(self.panels()), Path(path), chosen.titles, chosen.size)
+        panels = chosen.apply(self.panels())
+        if not panels:
+            raise UsageError("there is nothing to draw in this result: no figure was written.")
+        save_panels(panels, Path(path), chosen.titles, chosen.size)
         return Path(path)
 
     def write_report(self, path: str | Path, **options: Any) -> Path:

@@ -25,7 +25,7 @@ from steepen.studies.driver.journal import Journal, find_study_folder
 from steepen.studies.driver.study_status import StudyStatus, study_status
 
 if TYPE_CHECKING:
-    from steepen.api.runs import Runs
+    from steepen.results.runs import Runs
 
 MAX_ROWS = 20  # rows of a table in a terminal; the report has them all
 MAX_PARTS = 3  # of a table that is wider than the terminal; wider ones are left to the report
@@ -69,7 +69,7 @@ class Study(Result):
     @property
     def runs(self) -> Runs:
         """The runs that the study requested."""
-        from steepen.api.runs import Runs, open_runs
+        from steepen.results.runs import Runs, open_runs
 
         names = {asked.run for asked in self.journal.entry.runs}
         found = open_runs(self.status().runs_directory)

@@ -47,6 +47,7 @@ class Table:
     arm_column: int | None = None  # the column of arm names, which the report colours
     # How the columns are shown, where it is not left to the values; not part of the JSON.
     shown: tuple[Column, ...] = field(default=(), compare=False, metadata={"transient": True})
+    rule: bool = field(default=True, compare=False, metadata={"transient": True})  # a line below the head
 
 
 @functools.cache
@@ -62,10 +63,13 @@ def columns_of(kind: type) -> dict[str, Column]:
     return found
 
 
-def table_of(rows: Sequence[Any], columns: Sequence[Column], title: str = "", caption: str = "") -> Table:
+def table_of(
+    rows: Sequence[Any], columns: Sequence[Column], title: str = "", caption: str = "", rule: bool = True
+) -> Table:
     """A table of typed rows."""
     cells = tuple(tuple(column.of(row) for column in columns) for row in rows)
-    return Table(title, tuple(column.header for column in columns), cells, caption, shown=tuple(columns))
+    heads = tuple(column.header for column in columns)
+    return Table(title, heads, cells, caption, shown=tuple(columns), rule=rule)
 
 
 def row_dict(row: Any) -> dict[str, Any]:

@@ -76,15 +76,16 @@ def to_text(blocks: Blocks, width: int = WIDTH) -> str:
     return "\n".join(line.rstrip() for line in page.getvalue().rstrip().split("\n"))
 
 
-def grid(table: Table, rule: bool = True) -> Grid:
-    """A table for a terminal, with a rule below its head: words left, numbers right.
+def grid(table: Table) -> Grid:
+    """A table for a terminal, with a rule below its head unless it has none: words left, numbers right.
 
     Words wrap where the terminal is narrow; numbers are never cut.
     """
     found = Grid(
         title=Text(table.title) if table.title else None, title_justify="left", title_style="bold",
         caption=Text(table.caption) if table.caption else None, caption_justify="left", caption_style="",
-        box=SIMPLE_HEAD if rule else None, padding=(0, 1, 0, 0), pad_edge=False,
+        box=SIMPLE_HEAD if table.rule else None, show_header=any(table.columns),
+        padding=(0, 1 if table.rule else 2, 0, 0), pad_edge=False,
     )  # fmt: skip
     whole = [column.whole for column in table.shown] or [False] * len(table.columns)
     for name, right, own in zip(table.columns, right_columns(table), whole, strict=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -104,8 +103,3 @@ def removable_run(run: RunDirectory) -> Removal | None:
     if run.busy() is not False:
         return None
     return Removal(run, "run", (run.path,), directory_bytes(run.path), _state(run))
-
-
-def total_bytes(removals: Iterable[Removal]) -> int:
-    """Bytes of all removals together."""
-    return sum(removal.bytes for removal in removals)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from steepen.errors import UsageError
@@ -49,29 +49,23 @@ def field_name(name: str) -> str:
     return full_name(known)
 
 
-def all_run_fields(store: RunStore, rows: Iterable[RunRow], *, disk: bool = True) -> list[dict[str, Any]]:
-    """The fields of some runs; all have the same names in the same order. `disk` adds the bytes of each."""
+def all_run_fields(store: RunStore, rows: Iterable[RunRow]) -> list[dict[str, Any]]:
+    """The fields of some runs; all have the same names in the same order."""
     rows = list(rows)
     recipes = split_recipes([SeriesRun(r.arm, r.corpus, r.recipe, r.depth, r.seed) for r in rows])
     found: list[dict[str, Any]] = []
     for row, recipe in zip(rows, recipes, strict=True):
         fields = {**vars(row), **row.more, "flops": row.flops or None, "recipe": recipe}
         del fields["more"]
-        if disk:
-            fields["disk_bytes"] = directory_bytes(store.root / row.run)
+        fields["disk_bytes"] = directory_bytes(store.root / row.run)
         found.append(fields)
     names = list(dict.fromkeys(name for fields in found for name in fields))
     return [{name: fields.get(name) for name in names} for fields in found]
 
 
-def parse_where(text: str, rows: Sequence[Mapping[str, Any]]) -> Condition:
+def parse_where(text: str, known: Collection[str]) -> Condition:
     """A condition on fields of runs."""
-    return parse_condition(text, field_names(rows), field_name)
-
-
-def field_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names of the fields of some runs."""
-    return list(rows[0]) if rows else []
+    return parse_condition(text, known, field_name)
 
 
 def is_setting(name: str) -> bool:
@@ -79,8 +73,8 @@ def is_setting(name: str) -> bool:
     return name not in _MEASURED and not name.startswith(("core", "nll", "loss_at_"))
 
 
-def check_field(name: str, known: Collection[str], option: str) -> str:
-    """The field that an option names; UsageError with the nearest ones if there is none."""
+def check_field(name: str, known: Collection[str], setting: str) -> str:
+    """The field that a setting names; UsageError with the nearest ones if there is none."""
     field = field_name(name)
     if field in known:
         return field
@@ -92,21 +86,19 @@ def check_field(name: str, known: Collection[str], option: str) -> str:
         if fields
         else ("`steepen runs --fields` lists them")
     )
-    raise UsageError(f"{option} {name!r} is not a field of a run; {hint}.")
+    raise UsageError(f"{setting} {name!r} is not a field of a run; {hint}.")
 
 
-def sort_by_field(
-    rows: Sequence[dict[str, Any]], key: str, label: Callable[[dict[str, Any]], Any] | None = None
-) -> list[dict[str, Any]]:
+def sort_by_field(rows: Sequence[Mapping[str, Any]], key: str) -> list[Mapping[str, Any]]:
     """Rows sorted by a field, descending with a leading "-"; rows without a value come last."""
     if not rows:
         return []
-    name = check_field(key.removeprefix("-"), field_names(rows), "--sort")
-    rows = sorted(rows, key=label or (lambda row: (row["arm"], row["depth"], row["seed"], row["run"])))
+    name = check_field(key.removeprefix("-"), rows[0], "`sort`")
+    rows = sorted(rows, key=lambda row: (row["arm"], row["depth"], row["seed"], row["run"]))
     present = [row for row in rows if row[name] is not None]
     absent = [row for row in rows if row[name] is None]
 
-    def value(row: dict[str, Any]) -> Any:
+    def value(row: Mapping[str, Any]) -> Any:
         found = row[name]
         return found if isinstance(found, int | float | str) else json.dumps(found)
 

@@ -18,6 +18,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return read_lines(path)[0]
 
 
+def read_samples(path: Path) -> list[dict[str, Any]]:
+    """Lines of samples.jsonl with step, prompt and text, in order; empty if there is no such file."""
+    lines, _ = read_lines(path)
+    return [
+        line for line in lines if isinstance(line.get("prompt"), str) and isinstance(line.get("text"), str)
+    ]
+
+
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Lines that have a step and only numbers (and texts, of samples); how many others before the last."""
     try:

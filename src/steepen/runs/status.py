@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from steepen.errors import UsageError
 from steepen.runs.row import RunRow, Status
 from steepen.utils.files import open_regular
 from steepen.utils.formatting import is_number
@@ -16,7 +15,7 @@ from steepen.utils.validate import is_whole
 if TYPE_CHECKING:
     from steepen.runs.store import RunDirectory
 
-STATUSES: tuple[Status, ...] = ("finished", "running", "failed", "interrupted", "waiting", "unknown")
+STATUSES: tuple[Status, ...] = get_args(Status)
 CANNOT_TELL = (
     "cannot tell from here whether a process is at it: its lock cannot be read, or it was begun on another "
     "machine whose locks this file system does not show."
@@ -71,11 +70,3 @@ def with_status(row: RunRow, run: RunDirectory) -> RunRow:
         step=last.get("step", 0),
         tokens_per_second=speed if is_number(speed := last.get("tokens_per_second")) else None,
     )
-
-
-def check_status(status: str) -> Status:
-    """A status by its name."""
-    for known in STATUSES:
-        if status == known:
-            return known
-    raise UsageError(f"--status {status!r} is not known: use {', '.join(STATUSES)}.")

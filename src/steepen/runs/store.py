@@ -133,7 +133,7 @@ class RunDirectory:
             if holder is not None:
                 raise RunBusy(
                     f"run {self.path.name} is being trained by {holder}; let it finish, "
-                    "or add `wait` to wait for it."
+                    "or wait for it with `wait`."
                 )
             yield
 

@@ -110,6 +110,11 @@ Pairs: TypeAlias = Annotated[
 Device: TypeAlias = Annotated[str, Text(parse_device, "auto, cpu, cuda or cuda:N")]
 Duration: TypeAlias = Annotated[float, Text(parse_duration, "a time like 90s, 30m, 2h or 1d", "<time>")]
 
+if typing.TYPE_CHECKING:
+    Several: TypeAlias = Any  # editors accept one value too
+else:
+    Several = tuple[Any, ...]
+
 # Quantities.
 Flops: TypeAlias = Annotated[float, Range(1, 1e40)]
 Tokens: TypeAlias = Annotated[int, Range(1, 10**15)]

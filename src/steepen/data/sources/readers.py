@@ -264,12 +264,12 @@ def _parquet_column(path: Path, field: str) -> int:
 
 def _missing_field(where: str, field: str, fields: list[str]) -> SteepenError:
     listed = ", ".join(fields[:8]) or "none"
-    return SteepenError(f"{where} has no field {field!r}; its fields are {listed} (choose one with --field).")
+    return SteepenError(f"{where} has no field {field!r}; its fields are {listed} (choose one with `field`).")
 
 
 def _invalid_utf8(where: str) -> SteepenError:
     return SteepenError(
-        f"{where} is not valid UTF-8; convert it, or read invalid bytes as U+FFFD with --replace-invalid."
+        f"{where} is not valid UTF-8; convert it, or read invalid bytes as U+FFFD with `replace_invalid`."
     )
 
 

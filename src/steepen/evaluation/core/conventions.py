@@ -34,7 +34,7 @@ CONVENTIONS = {convention.name: convention for convention in (AUTHORS, NANOCHAT)
 def find_convention(name: str) -> Convention:
     """A convention by its name."""
     if name not in CONVENTIONS:
-        raise UsageError(f"--convention {name!r} is not known: use {' or '.join(CONVENTIONS)}.")
+        raise UsageError(f"`convention` = {name!r} is not valid: use {' or '.join(CONVENTIONS)}.")
     return CONVENTIONS[name]
 
 

@@ -94,7 +94,7 @@ def _download(address: str, file: Path, progress: Callable[[int, int | None], No
 def _advice(address: str, reason: str) -> str:
     return (
         f"{address} cannot be downloaded ({reason}); without a connection, download it elsewhere, unpack it "
-        "and give the folder to --core."
+        "and give the folder to `steepen eval --core`."
     )
 
 

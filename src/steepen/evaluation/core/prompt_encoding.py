@@ -150,7 +150,7 @@ class TaskEncoder:
                     self.task.file,
                     item.line,
                     f"an answer of {len(cropped[candidate]) - start:,} tokens does not fit a context of "
-                    f"{self.context:,} with a token before it; leave {self.task.label} out (--tasks), or "
+                    f"{self.context:,} with a token before it; leave {self.task.label} out (`tasks`), or "
                     "evaluate a network with a longer context.",
                 )
         return example

@@ -41,11 +41,11 @@ class CoreOptions:
     def __post_init__(self) -> None:
         seeds = self.chosen_seeds  # raises for an unknown convention
         if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
-            raise UsageError(f"seeds {seeds} are not valid: give one or more different counts from 0.")
+            raise UsageError(f"`seeds` = {seeds} are not valid: give one or more different counts from 0.")
         for name in ("examples", "token_budget"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise UsageError(f"--{name.replace('_', '-')} {value} is not valid: it must be at least 1.")
+                raise UsageError(f"`{name}` = {value} is not valid: it must be at least 1.")
         if self.tasks is not None and not self.tasks:
             raise UsageError("no task is given; name one or more.")
 

@@ -1,0 +1,357 @@
+"""`eval`, `eval filter` and `eval fetch-core`: scores of checkpoints, selected tasks, the CORE bundle."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+from steepen.errors import SteepenError, UsageError
+from steepen.evaluation.score_options import ScoreOptions
+from steepen.requests.launching import UsesLauncher
+from steepen.requests.request import Argument, Option, Request, function
+from steepen.results.evaluate import EvaluatedRuns, EvaluationResult, FilteredTasks
+from steepen.results.runs import Run, Runs
+from steepen.results.written import Written
+from steepen.utils.codec import Range
+from steepen.utils.values import Device, Several
+
+if TYPE_CHECKING:
+    from steepen.evaluation.evaluate_many import ManyScores, WaitingRun
+    from steepen.launch.base import LaunchContext
+    from steepen.runs.spec import RunSpec
+    from steepen.runs.store import RunDirectory, RunStore
+
+MANY = "Many runs"  # panel of --help
+DeviceField: TypeAlias = Annotated[Device, Option("auto, cpu, cuda, cuda:N.")]
+PrecisionField: TypeAlias = Annotated[
+    Literal["auto", "fp32", "bf16"], Option("auto (the run's own; bf16 for fp8 runs), fp32 or bf16.")
+]
+
+
+@dataclass(frozen=True)
+class Evaluate(ScoreOptions, UsesLauncher, Request["EvaluationResult | EvaluatedRuns"]):
+    """Evaluate a checkpoint: validation loss and, on request, other scores.
+
+    The others are CORE, KL effective depth and the loss at other numbers of passes. CORE outcomes are saved
+    task by task, so an interrupted evaluation resumes. Of many runs, those that have the scores already are
+    skipped.
+    """
+
+    examples = (
+        "steepen eval runs/HASH --data data/edu --kl-depth --passes 1-8",
+        "steepen eval --hf gpt2 --data data/edu --core eval_bundle",
+    )
+    figure = tables = True
+
+    runs: Annotated[
+        Several,
+        Argument(
+            "Runs (their newest checkpoints), checkpoint directories, or a directory of runs.",
+            metavar="RUNS",
+            python="Also a Run, or what open_runs returns.",
+        ),
+    ] = ()
+    data: Annotated[
+        Any,
+        Option(
+            "Prepared data with the run's tokenizer; its validation tokens are used. With `hf`, any prepared "
+            "data: its validation text is encoded with the model's tokenizer.",
+            metavar="<path>",
+            python="Also a Dataset.",
+        ),
+    ] = None
+    _: KW_ONLY
+    hf: Annotated[
+        str | None,
+        Option(
+            "Score a causal language model of transformers instead of a run: a folder, or a name on the "
+            "Hugging Face Hub.",
+            metavar="DIR_OR_NAME",
+        ),
+    ] = None
+    trust_remote_code: Annotated[bool, Option("With `hf`: run modeling code that comes with it.")] = False
+    update_record: Annotated[
+        bool | None,
+        Option(
+            "Add the scores to the run's record. Default: for a finished run, if the data is known to have "
+            "its tokenizer.",
+            "Output",
+        ),
+    ] = None
+    device: DeviceField = "auto"
+    precision: PrecisionField = "auto"
+    study: Annotated[str | None, Option("Evaluate the runs of this study.", MANY)] = None
+    studies: Annotated[Path, Option("Directory of the studies.", MANY)] = Path("studies")
+    split_runs: Annotated[
+        str | None,
+        Option(
+            "Evaluate part I of N of the runs, with I from 0 to N − 1: one job each.", MANY, metavar="I/N"
+        ),
+    ] = None
+    launcher: Annotated[
+        Any,
+        Option(
+            "Evaluate each run as a job: local, slurm, ray or module:attribute. Default: one after another "
+            "in this process, or local with `jobs`.",
+            MANY,
+            python="Also the launcher's class.",
+        ),
+    ] = None
+    jobs: Annotated[int | None, Range(1, 10_000), Option("Max runs at a time.", MANY, flag="-j")] = None
+    launcher_options: Annotated[
+        tuple[str, ...],
+        Option(
+            "Option of the launcher, as in `steepen study`. Repeatable.",
+            MANY,
+            flag="--launcher-option",
+            metavar="KEY=VALUE",
+        ),
+    ] = ()
+
+    def check(self) -> None:
+        """Reject a request without something to score, and scores that cannot be measured."""
+        paths: list[Any] = []
+        for one in self.runs:
+            paths += [run.path for run in one] if isinstance(one, Runs) else [one]
+        named = tuple(Path(one.path if isinstance(one, Run) else one) for one in paths)
+        object.__setattr__(self, "runs", named)
+        if self.hf is not None and (self.runs or self.study is not None):
+            raise UsageError("give a run or `hf`, not both.")
+        if self.hf is None and (not (self.runs or self.study) or self.data is None):
+            raise UsageError(
+                "give a run directory and `data`, or `hf` with a model of transformers (or a study: `study`)."
+            )
+        self.check_scores()
+
+    def run(self) -> EvaluationResult | EvaluatedRuns:
+        """Measure the scores of one checkpoint, of a model of transformers, or of many runs."""
+        return self._evaluate(quiet=True)
+
+    def run_in_terminal(self, as_json: bool = False) -> Any:
+        """Show progress; fail after the scores are shown if some could not be measured or saved."""
+        from steepen.distributed.environment import process_environment
+        from steepen.requests.command import show_result
+
+        try:
+            found = self._evaluate(quiet=as_json)
+        except KeyboardInterrupt as interrupt:
+            for note in getattr(interrupt, "__notes__", ()):
+                print(note, file=sys.stderr)
+            raise
+        if not process_environment().is_main:
+            return None
+        problem = self._problem(found)
+        if problem is None:
+            return found
+        show_result(type(self), found, as_json)
+        raise SteepenError(problem)
+
+    def _problem(self, found: EvaluationResult | EvaluatedRuns) -> str | None:
+        """Why the command fails though it has a result."""
+        if isinstance(found, EvaluationResult):
+            unsaved = self.update_record and not found.in_record
+            return "the scores were not added to the run's record." if unsaved else None
+        failed = found.found.failed
+        if not failed:
+            return None
+        run, why = next(iter(failed.items()))
+        what = "1 run was" if len(failed) == 1 else f"{len(failed)} runs were"
+        return f"{what} not evaluated, {run.name} because: {why}"
+
+    def _evaluate(self, quiet: bool) -> EvaluationResult | EvaluatedRuns:
+        from steepen.evaluation.evaluate_many import choose_part
+        from steepen.evaluation.evaluate_run import evaluate as evaluate_run
+
+        if self.hf is not None:
+            return self._evaluate_hugging_face(self.hf, quiet)
+        runs = self._find_runs()
+        launched = self.launcher is not None or self.jobs is not None or bool(self.launcher_options)
+        if len(runs) != 1 or self.study is not None or self.split_runs is not None or launched:
+            found = evaluate_runs(
+                choose_part(runs, self.split_runs), self.data, self,
+                launcher=(self.launcher or "local") if launched else None, jobs=self.jobs,
+                launcher_options=self.launcher_options, device=self.device, precision=self.precision,
+                update_record=self.update_record,
+            )  # fmt: skip
+            return EvaluatedRuns(found)
+        one = evaluate_run(
+            runs[0], self.data, self, update_record=self.update_record, device=self.device,
+            precision=self.precision, quiet=quiet,
+        )  # fmt: skip
+        title = one.checkpoint.spec.arm.title
+        return EvaluationResult(one.scores, title, one.in_record, one.saved, tuple(one.notes))
+
+    def _evaluate_hugging_face(self, name: str, quiet: bool) -> EvaluationResult:
+        from steepen.evaluation.hf_model import evaluate_hugging_face
+
+        scores = evaluate_hugging_face(
+            name, self.data, self, device=self.device, precision=self.precision,
+            trust_remote_code=self.trust_remote_code, quiet=quiet,
+        )  # fmt: skip
+        note = "`published` was not used: the published scores are those of the paper's own networks."
+        return EvaluationResult(scores, name, remarks=() if self.published is None else (note,))
+
+    def _find_runs(self) -> list[Path]:
+        """The run directories that were named, and those of a study."""
+        from steepen.evaluation.evaluate_many import find_runs
+
+        paths = list(self.runs)
+        if self.study is not None:
+            from steepen.studies.driver.journal import Journal, find_study_folder
+
+            entry = Journal.read(find_study_folder(self.study, self.studies)).entry
+            paths += [Path(entry.runs_directory) / run.run for run in entry.runs]
+        # A single path may also be a checkpoint, or wrong in a way that its evaluation names.
+        return paths if len(paths) == 1 and not any(paths[0].glob("*/record.json")) else find_runs(paths)
+
+
+evaluate = function(Evaluate)
+
+
+def evaluate_runs(
+    runs: Sequence[Path],
+    data: Any,
+    scores: ScoreOptions,
+    *,
+    launcher: Any = None,
+    jobs: int | None = None,
+    launcher_options: Sequence[str] = (),
+    **execution: Any,
+) -> ManyScores:
+    """Evaluate runs in turn in this process or, with a launcher, each as a job; progress goes to stderr.
+
+    `execution` are fields of `eval`: device, precision, update_record.
+    """
+    from steepen.data import Dataset
+    from steepen.evaluation.evaluate_many import TimeLeft, evaluate_many, find_waiting_runs, finish_run
+    from steepen.evaluation.evaluate_run import Evaluation
+    from steepen.launch.base import LauncherBase
+    from steepen.launch.registry import find_launcher, make_launcher
+    from steepen.runs.store import RunStore
+
+    def report(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    if launcher is None:
+        return evaluate_many(runs, data, scores, report=report, quiet=True, **execution)
+    find_launcher(launcher, jobs, launcher_options)  # rejects a wrong one even if no run is waiting
+    dataset = Dataset.open(data) if isinstance(data, str | Path) else data
+    found, waiting = find_waiting_runs(runs, dataset.identity, scores, report)
+    left = TimeLeft([one.cost for one in waiting], time.monotonic())
+    for folder, own in _by_store(waiting).items():
+        context = launch_context(RunStore(folder), dataset.directory, scores, execution)
+        chosen = make_launcher(launcher, context, jobs, launcher_options)
+        try:
+            for outcome in chosen.launch([one.checkpoint.spec for one in own.values()]):
+                one = own[outcome.spec.hash]
+                failure = None if outcome.failure is None else outcome.failure.message
+                measured: dict[str, Any] = dict(outcome.result or {})
+                saved = Evaluation(one.checkpoint, measured, bool(measured.pop("in_record", False)))
+                measured.pop("saved", None)
+                found.evaluated += [saved] if failure is None else []
+                finish_run(found, one, measured, failure, left, report)
+        finally:
+            if isinstance(chosen, LauncherBase):
+                chosen.close()
+    return found
+
+
+def _by_store(waiting: Sequence[WaitingRun]) -> dict[Path, dict[str, WaitingRun]]:
+    """Runs by their store and hash, by which a launcher finds them."""
+    stores: dict[Path, dict[str, WaitingRun]] = {}
+    for one in waiting:
+        name = one.checkpoint.spec.hash
+        if one.run.name != name:
+            raise UsageError(
+                f"{one.run} cannot go to a launcher: it is not a run directory named by its hash ({name}); "
+                "leave out `launcher` and `jobs`."
+            )
+        stores.setdefault(one.run.parent, {})[name] = one
+    return stores
+
+
+def launch_context(
+    store: RunStore, data: Path, scores: ScoreOptions, execution: dict[str, Any]
+) -> LaunchContext:
+    """Tasks that are `eval` of one run each, with the same scores and absolute paths."""
+    from steepen.launch.base import LaunchContext
+
+    options = {one.name: getattr(scores, one.name) for one in fields(ScoreOptions)} | execution
+    for name, value in options.items():
+        options[name] = value.absolute() if isinstance(value, Path) else value
+
+    def request(_: RunSpec, run: RunDirectory) -> dict[str, Any]:
+        return {"request": "eval", "runs": [str(run.path.absolute())]}
+
+    return LaunchContext(data, store, options, request=request)
+
+
+@dataclass(frozen=True)
+class FilterTasks(Request[FilteredTasks]):
+    """Select tasks above chance that improve with training, from the CORE scores of reference runs.
+
+    The paper's two criteria: the run with the most tokens is at least two points above chance, and Kendall's
+    τ_b between training tokens and accuracy is at least 0.50.
+    """
+
+    examples = ("steepen eval filter runs --out tasks.txt",)
+    tables = True
+
+    paths: Annotated[
+        tuple[Path, ...],
+        Argument("Stores, run directories or record.json files of the reference arm.", metavar="RUNS"),
+    ]
+    _: KW_ONLY
+    arm: Annotated[str, Option("Only runs of this arm; the paper's reference is vanilla.")] = "vanilla"
+    min_gap: Annotated[float, Range(-1, 1), Option("Minimum accuracy above chance of the largest run.")] = (
+        0.02
+    )
+    min_tau: Annotated[
+        float, Range(-1, 1), Option("Minimum Kendall τ_b of accuracy with training tokens.")
+    ] = 0.50
+    out: Annotated[Path | None, Option("Write the selected labels to a file, one per line.")] = None
+
+    def run(self) -> FilteredTasks:
+        """Read the scores and apply both criteria."""
+        from steepen.evaluation.scored_runs import filter_scored_tasks, read_scored_runs
+
+        runs = read_scored_runs(self.paths)
+        found = FilteredTasks(self.arm, *filter_scored_tasks(runs, self.arm, self.min_gap, self.min_tau))
+        if self.out is not None:
+            self.out.write_text("".join(f"{label}\n" for label in found.selected), encoding="utf-8")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchCore(Request[Written]):
+    """Download the CORE bundle (22 tasks, 91,037 examples) and verify its content.
+
+    An interrupted download continues when the command is run again. Without a connection, download and unpack
+    it elsewhere.
+    """
+
+    examples = ("steepen eval fetch-core --out eval_bundle",)
+
+    out: Annotated[Path, Option("Directory to write.")] = Path("eval_bundle")
+    address: Annotated[
+        str | None, Option("Download the archive from here instead of the public address.")
+    ] = None
+
+    def run(self) -> Written:
+        """Download, unpack and verify."""
+        from steepen.evaluation.core.fetch import ADDRESS, fetch_core
+        from steepen.utils.progress import stage_progress
+
+        with stage_progress(quiet=False) as progress:
+            bundle = fetch_core(
+                self.out,
+                self.address or ADDRESS,
+                progress=lambda done, total: progress("download", done, total or done),
+            )
+        counts = {"tasks": len(bundle.tasks), "examples": bundle.examples}
+        sentence = f"{counts['tasks']} tasks, {counts['examples']:,} examples, verified."
+        return Written(bundle.directory, contents=counts, sentence=sentence)

@@ -1,0 +1,161 @@
+"""`generate`, `export` and `import`: text of a trained network, models out and in."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from steepen.requests.evaluate import DeviceField, PrecisionField
+from steepen.requests.request import Argument, Option, Request, function
+from steepen.requests.runs import RunsField
+from steepen.results.generate import GeneratedTexts
+from steepen.results.runs import run_path
+from steepen.results.written import Written
+from steepen.utils.codec import Range
+from steepen.utils.values import Seed, Several
+
+RunField: TypeAlias = Annotated[
+    Any,
+    Argument(
+        "A run (its newest checkpoint): its directory, its hash or the beginning of it; or a checkpoint "
+        "directory.",
+        metavar="RUN",
+        python="Also what evaluation.load.load returns.",
+    ),
+]
+
+
+def _opened(checkpoint: Any, runs: Path) -> Any:
+    """A path, or the network in memory that was given."""
+    return run_path(checkpoint, runs) if isinstance(checkpoint, str | Path) else checkpoint
+
+
+@dataclass(frozen=True)
+class Generate(Request[GeneratedTexts]):
+    """Continue a prompt with a trained network.
+
+    The text of one prompt is printed while it is generated. It begins a document: <|endoftext|> is put before
+    the prompt, as in training.
+    """
+
+    examples = ('steepen generate runs/HASH --prompt "The law of" --passes 4',)
+    tables = True
+
+    checkpoint: RunField
+    prompt: Annotated[Several, Option("Text to continue; repeat the option for a batch of prompts.")]
+    _: KW_ONLY
+    passes: Annotated[
+        int | None,
+        Range(1, 10_000),
+        Option("Core passes; default: the number the run is evaluated at."),
+    ] = None
+    temperature: Annotated[float, Range(0, 1e6), Option("Of the softmax; 0 is greedy decoding.")] = 0.8
+    top_p: Annotated[
+        float,
+        Range(1e-9, 1),
+        Option("Sample from the most probable tokens that have this mass together."),
+    ] = 0.95
+    seed: Annotated[Seed, Option("Seed of the sampling.")] = 0
+    max_tokens: Annotated[int, Range(1, 10**9), Option("Maximum of new tokens per prompt.")] = 64
+    device: DeviceField = "auto"
+    precision: PrecisionField = "auto"
+    runs: RunsField = Path("runs")
+
+    def run(self) -> GeneratedTexts:
+        """Generate the texts."""
+        return self._generate(None)
+
+    def _generate(self, on_text: Any) -> GeneratedTexts:
+        from steepen.inference.generate import generate as generate_text
+
+        texts = generate_text(
+            _opened(self.checkpoint, self.runs), self.prompt, max_tokens=self.max_tokens, passes=self.passes,
+            temperature=self.temperature, top_p=self.top_p, seed=self.seed, device=self.device,
+            precision=self.precision, on_text=on_text,
+        )  # fmt: skip
+        return GeneratedTexts(str(self.checkpoint), self.passes, self.seed, self.prompt, tuple(texts))
+
+    def run_in_terminal(self, as_json: bool = False) -> Any:
+        """Print the text of a single prompt while it is generated."""
+        if as_json or len(self.prompt) > 1:
+            return self.run()
+        from steepen.utils.printable_stream import unwrapped
+
+        # A terminal gets printable text only; a file or pipe gets the text as it is.
+        out = sys.stdout if sys.stdout.isatty() else unwrapped(sys.stdout)
+        pending = [str(self.prompt[0])]  # printed once the network is loaded
+
+        def show(row: int, text: str) -> None:
+            print("".join(pending) + text, end="", file=out, flush=True)
+            pending.clear()
+
+        self._generate(show)
+        print("".join(pending), file=out)
+        return None
+
+
+generate = function(Generate)
+
+
+@dataclass(frozen=True)
+class Export(Request[Written]):
+    """Export a trained network, to transformers or to plain safetensors.
+
+    An hf folder has its own modeling code (trust_remote_code=True), tokenizer, generation config and model
+    card; it needs no steepen.
+    """
+
+    examples = ("steepen export runs/HASH --to hf exported/loop-2",)
+
+    checkpoint: RunField
+    out: Annotated[Path, Argument("Folder to write; it must not exist.", metavar="DIR")]
+    to: Annotated[
+        Literal["hf", "safetensors"],
+        Option("hf (a folder that transformers loads) or safetensors (weights and a JSON)."),
+    ] = "hf"
+    _: KW_ONLY
+    data_license: Annotated[str | None, Option("Licence of the training data, for the model card.")] = None
+    runs: RunsField = Path("runs")
+
+    def run(self) -> Written:
+        """Load the network and write the folder."""
+        from steepen.inference.export import export as export_run
+
+        checkpoint = _opened(self.checkpoint, self.runs)
+        return Written(export_run(checkpoint, self.out, self.to, data_license=self.data_license))
+
+
+export = function(Export)
+
+
+@dataclass(frozen=True)
+class ImportModel(Request[Written]):
+    """Import a model as a run, to evaluate, generate with or export.
+
+    A .pt file is read as weights only; one with code in it is rejected.
+    """
+
+    examples = ("steepen import exported/loop-2",)
+
+    path: Annotated[
+        Path,
+        Argument(
+            "A folder that `steepen export` wrote, or a final.pt of the paper's authors with its result.json "
+            "beside it or in the folder above.",
+            metavar="DIR|FILE",
+        ),
+    ]
+    runs: Annotated[Path, Option("Run store; the run is a directory named by its hash.")] = Path("runs")
+    out: Annotated[Path | None, Option("Run directory to write instead.")] = None
+
+    def run(self) -> Written:
+        """Read the model and write the run directory."""
+        from steepen.inference.import_model import import_model as import_run
+
+        found = import_run(self.path, self.runs, self.out)
+        return Written(found.path, found.notes, {"run": found.spec.hash})
+
+
+import_model = function(ImportModel)
