@@ -28,9 +28,8 @@ def main(preset: str) -> int:
         fitting = process.submit(steepen.fit, "paper:fineweb")  # beside the drawing of the page
         page = study.report(OUT)
         paper: Any = fitting.result()
-    say(
-        f"\nThe paper's ladders, {paper_ladders('paper:fineweb').title}: better than vanilla, and does the gain grow?\n"
-    )
+    title = paper_ladders("paper:fineweb").title
+    say(f"\nThe paper's ladders, {title}: better than vanilla, and does the gain grow?\n")
     for arm, verdict in paper.verdicts.items():
         print(f"  {arm:18} {verdict.gain.value:.2f}×  {verdict.word}")
     largest = max(paper.verdicts.values(), key=lambda verdict: abs(verdict.delta_gamma))
