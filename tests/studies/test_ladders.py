@@ -57,19 +57,19 @@ def standard_normal(spec: RunSpec) -> float:
 
 def test_ladder_verdicts_match_the_synthetic_laws(paper: StudyContext) -> None:
     answer = Formula(law).answer(ladder(paper, arms=list(LAWS), seeds=[0, 1, 2]))
-    words = {name: arm["verdict"] for name, arm in answer.values["flops"]["arms"].items()}
-    assert words == {
-        "vanilla": "reference",
-        "deep-vanilla": "constant",
-        "operator-1": "grows: exponent",
-        "untied-grow": "grows: exponent",
-        "loop-2": "shrinks",
-        "untied-2": "grows: irreducible loss",
+    arms = answer.values["flops"]["arms"]
+    assert {name: arm["verdict"] and arm["verdict"]["word"] for name, arm in arms.items()} == {
+        "vanilla": None,
+        "deep-vanilla": "better; constant",
+        "operator-1": "better; grows: exponent",
+        "untied-grow": "better; grows: exponent",
+        "loop-2": "better; shrinks",
+        "untied-2": "better; grows: irreducible loss",
     }
     gamma = answer.values["flops"]["arms"]["operator-1"]["gamma"]
     # untied-2 has a lower irreducible loss but shares that of the others in the joint fit, which shifts γ.
     assert gamma == pytest.approx(0.1180, abs=0.008)
-    assert answer.tables[0].columns[:3] == ("arm", "gain", "by what")
+    assert answer.tables[0].columns[:3] == ("arm", "in range", "multiplier")
 
 
 def test_constants_are_quoted_at_the_references_tuned_compute_or_at_c0(tiny: StudyContext) -> None:
@@ -80,8 +80,8 @@ def test_constants_are_quoted_at_the_references_tuned_compute_or_at_c0(tiny: Stu
     named = Formula(law).answer(ladder(tiny, arms=["vanilla", "operator-1"], c0=1e14, lr_regret=0.01))
     assert named.values["flops"]["c0"] == 1e14
     # Mistuning is also given as a factor in the learning rate, as with `fit --lr-regret`.
-    tolerance = named.values["flops"]["arms"]["operator-1"]["verdict_detail"]["tolerance"]
-    factors = [(one["penalty_changing_verdict"], one["lr_factor_changing_verdict"]) for one in tolerance]
+    tolerance = named.values["flops"]["arms"]["operator-1"]["verdict"]["tolerance"]
+    factors = [(one["penalty_changing_answer"], one["lr_factor"]) for one in tolerance]
     known = [(penalty, factor) for penalty, factor in factors if penalty is not None]
     assert known and all(f == pytest.approx(2 ** (p / 0.01) ** 0.5) for p, f in known)
 
@@ -94,15 +94,16 @@ def test_noise_makes_a_small_difference_undecided(tiny: StudyContext) -> None:
 
     answer = Formula(noisy).answer(ladder(tiny))
     arms = answer.values["flops"]["arms"]
-    assert {arms[name]["verdict"] for name in ("operator-1", "untied-grow")} == {"undecided"}
+    for name in ("operator-1", "untied-grow"):
+        assert arms[name]["verdict"]["word"] == "not resolved; undecided"
     assert answer.values["what_would_change"]
 
 
 def test_ladder_has_verdicts_per_second(paper: StudyContext) -> None:
     answer = Formula(law).answer(ladder(paper, arms=["vanilla", "operator-1"]))
-    assert answer.values["seconds"]["arms"]["operator-1"]["growth"] == "grows"
+    assert answer.values["seconds"]["arms"]["operator-1"]["verdict"]["growth"] == "grows"
     for by, unit, other in (("flops", "FLOPs", "seconds"), ("seconds", "seconds", "FLOPs")):
-        detail = answer.values[by]["arms"]["operator-1"]["verdict_detail"]
+        detail = answer.values[by]["arms"]["operator-1"]["verdict"]
         words = " ".join([detail["sentence"], *detail["what_would_change"]])
         assert detail["unit"] == unit and f" {unit}" in words and other not in words
     assert [(judged.arm, judged.row.measure, judged.primary) for judged in answer.verdicts] == [
@@ -393,27 +394,28 @@ def test_irreducible_loss_hypothesis_is_tabulated_beside_the_exponent_hypothesis
         table for table in answer.tables if table.title == "Exponent and irreducible-loss hypotheses"
     )
     for row in table.rows:
-        readings = answer.values["flops"]["arms"][row[0]]["verdict_detail"]["hypotheses"]
-        detail = answer.values["flops"]["arms"][row[0]]["verdict_detail"]
+        detail = answer.values["flops"]["arms"][row[0]]["verdict"]
         told = []
-        for name in ("exponent", "irreducible"):
-            p = readings[name]["p_against_free"]
-            shown = [one["multiplier"] for one in readings[name]["predictions"][:2]]
-            told += [*(shown if p >= detail["level"] else (None, None)), p]
+        for name, other in (("exponent", "delta_e"), ("irreducible", "delta_gamma_free")):
+            p, shown = detail[other]["p_value"], [one[name] for one in detail["predictions"][:2]]
+            rejected = p < detail["levels"][2]
+            # With an E for each arm, those of the exponent are by the arm's own E and γ.
+            assert (None in shown) == (name == "irreducible" if detail["own_e"] else rejected)
+            told += [*shown, p]
         assert list(row[1:7]) == [None if value is None else pytest.approx(value) for value in told]
         assert None in row[1:7], "the ladders are exact, so a hypothesis is rejected and left out"
     assert [row[0] for row in table.rows] == ["operator-1", "untied-2"]
     assert "not measured" in table.caption
-    assert "interpolated ×, highest" in answer.tables[0].columns
+    assert "multiplier at the top" in answer.tables[0].columns
 
 
-def test_both_intervals_of_the_exponent_are_drawn_with_different_styles(paper: StudyContext) -> None:
+def test_intervals_of_the_exponent_count_the_irreducible_loss_as_unknown(paper: StudyContext) -> None:
     answer = Formula(law).answer(ladder(paper, arms=["vanilla", "operator-1"]))
     plane = next(panel for panel in answer.panels if panel.title == "Exponent against constant")
-    bars = {(s.arm, s.note): s for s in plane.series if s.kind == "line"}
-    given, unknown = (bars["operator-1", f"interval, {words}"] for words in ("given E", "E unknown"))
-    assert (given.style, unknown.style) == ("solid", "dotted")
-    assert unknown.y[0] < given.y[0] < given.y[1] < unknown.y[1]
+    (bars,) = (s for s in plane.series if s.arm == "operator-1")
+    found = answer.values["flops"]["arms"]["operator-1"]["intervals"]["gamma"]
+    assert [*(bars.low or ()), *(bars.high or ())] == pytest.approx(found["unconditional"])
+    assert found["unconditional"][0] < found["conditional"][0] < found["conditional"][1]
 
 
 def test_question_is_grammatical_for_one_and_several_arms(tiny: StudyContext) -> None:

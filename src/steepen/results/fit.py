@@ -221,7 +221,7 @@ class ComputeResult(Result):
         yield Paragraph()
         yield Paragraph(noise_sentence(self.analysis))
         if self.verdicts:
-            yield prediction_table(list(self.verdicts.values()))
+            yield prediction_table(self.analysis)
             yield multiplier_table(self.analysis.multipliers)
         for fit in self.analysis.fits.values():
             yield law_table(fit)
@@ -303,8 +303,9 @@ def noise_sentence(analysis: LadderAnalysis) -> str:
     )
 
 
-def prediction_table(verdicts: Sequence[Verdict]) -> Table:
+def prediction_table(analysis: LadderAnalysis) -> Table:
     """Extrapolated multipliers by a larger exponent and by a lower irreducible loss."""
+    verdicts = list(analysis.verdicts.values())
     places = verdicts[0].predictions
     columns = [Column("arm", value=lambda v: v.arm)]
     for i, place in enumerate(places):
@@ -314,7 +315,8 @@ def prediction_table(verdicts: Sequence[Verdict]) -> Table:
             Column(f"E, at {at}", _irreducible, value=lambda v, i=i: v.predictions[i], align="right")
         )
     title = "extrapolated multipliers, if the exponent (γ) or the irreducible loss (E) differs; – rejected"
-    return table_of(verdicts, columns, title)
+    own = "arms do not share one E: columns of γ are by each arm's own E and γ"
+    return table_of(verdicts, columns, title, own if analysis.one_e_rejected else "")
 
 
 def _times(prediction: Prediction) -> str:

@@ -98,6 +98,8 @@ def hypotheses_table(analysis: LadderAnalysis) -> Table:
         "Fitted and extrapolated, not measured. A small p rejects a hypothesis, whose multipliers are "
         "then left out; if neither is rejected, both are open."
     )
+    if analysis.one_e_rejected:
+        caption += " Arms do not share one E here: those under exponent are by each arm's own E and γ."
     return table_of("Exponent and irreducible-loss hypotheses", rows, caption, arm_column=0)
 
 
