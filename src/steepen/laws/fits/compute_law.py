@@ -1,6 +1,6 @@
 """Types of the compute law L(C) = E + A·(C/C0)^−γ: settings of a fit, and fitted laws with their intervals.
 
-The fits are in `joint_method` and `paper_method`; `steepen.laws.analysis.fit_compute` chooses between them.
+The fits are in `verdict.judge` and `paper_method`; `steepen.laws.analysis.fit_compute` chooses between them.
 """
 
 from __future__ import annotations
