@@ -17,8 +17,10 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from pip._internal.models.index import PyPI
+
 ROOT = Path(__file__).resolve().parents[1]
-INDEX = os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple").rstrip("/")
+INDEX = (os.environ.get("PIP_INDEX_URL") or PyPI.simple_url).rstrip("/")  # where pip looks
 LINK = re.compile(r'href="[^"]*/([^"/#]+\.whl)#sha256=([0-9a-f]{64})"')
 # Wheels for other systems, processors and interpreters, none of which steepen is used with.
 OTHER = re.compile(
