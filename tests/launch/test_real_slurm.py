@@ -96,10 +96,10 @@ def cancel(job: str) -> None:
 
 def preempt(job: str) -> None:
     """Send the signal that comes before a time limit or a preemption: the job saves and is requeued."""
-    time.sleep(3)  # Slurm drops a job that is requeued in its first moments
     subprocess.run(["scancel", "--signal=USR2", job], check=True)
     wait_until(lambda: queue("--states=PENDING") == [job])
-    # Slurm would let it wait for two minutes.
+    # Slurm would let it wait for two minutes; within the second of its end it refuses to start it again.
+    time.sleep(2)
     subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)
 
 

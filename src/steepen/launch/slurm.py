@@ -115,7 +115,6 @@ class Queue:
 
     def __init__(self) -> None:
         self.listed: set[str] = set()
-        self.before: set[str] = set()  # listed by the call before
         self.seen: set[str] = set()  # ever listed
         self.asked = -math.inf
 
@@ -130,10 +129,9 @@ class Queue:
             words = ["squeue", "--noheader", "--array", "--format=%i", f"--user={os.geteuid()}"]
             done = subprocess.run(words, capture_output=True, text=True, check=False)
             if done.returncode == 0:  # else Slurm does not answer now: as before
-                self.before, self.listed = self.listed, {*done.stdout.split()}
+                self.listed = {*done.stdout.split()}
                 self.seen |= self.listed
-        # A job that is requeued is not listed for a moment: one that has ended is missing twice.
-        return job in self.listed | self.before if job in self.seen else None
+        return job in self.listed if job in self.seen else None
 
 
 class SlurmLauncher(LauncherBase):
