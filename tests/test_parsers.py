@@ -31,7 +31,7 @@ from steepen.launch.gpus_per_run import MAX_GPUS, GpusPerRun
 from steepen.launch.registry import _parse_option as parse_launcher_option
 from steepen.laws.read_table import read_table
 from steepen.laws.registered_forecasts import read_registered
-from steepen.laws.table import parse_columns, table_from
+from steepen.laws.table import table_from
 from steepen.laws.table_selection import parse_flops
 from steepen.model.arm import MAX_PASSES
 from steepen.model.arms import find_arm
@@ -108,6 +108,11 @@ def rungs(text: str) -> list[int]:
     return list(cast("Any", decode({"request": "study ladder", "rungs": text})).rungs)
 
 
+def columns(text: str) -> dict[str, str]:
+    """The names that a fit gives to columns."""
+    return dict(cast("Any", decode({"request": "fit", "table": "t.csv", "columns": text})).columns)
+
+
 # Name: the parser, and what its values satisfy. Texts in files of JSON and YAML follow below.
 PARSERS: dict[str, tuple[Callable[[str], Any], Callable[[Any], bool]]] = {
     "lists of words": (parse_words, lambda found: all(word and "," not in word for word in found)),
@@ -134,7 +139,7 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Callable[[Any], bool]]] = {
         lambda found: len(found) <= 2,
     ),
     "FLOPs of a hold-out": (lambda text: parse_flops(text, text), between(0, math.inf)),
-    "columns of a table": (parse_columns, lambda found: all(map(all, found.items()))),
+    "columns of a table": (columns, lambda found: all(map(all, found.items()))),
     "--where of a table": (lambda text: TABLE.where([text]), lambda found: 1 <= len(found) <= 2),
     "--where of runs": (
         lambda text: parse_condition(text, FIELDS)(ROW),
@@ -261,7 +266,7 @@ def test_names_survive_being_written(size: int, name: str, number: int) -> None:
     assert parse_tokenizer(f"bpe:{size}") == size
     assert parse_launcher_option(f"threads={number}") == ("threads", number)
     if "," not in name and "=" not in name and name.strip():
-        assert parse_columns(f"loss={name}") == {"loss": name.strip()}
+        assert columns(f"loss={name}") == {"loss": name.strip()}
 
 
 def test_specs_recipes_and_presets_survive_being_written(tmp_path: Path) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from steepen.errors import UsageError
 from steepen.laws.ladder import read_ladders
 from steepen.laws.read_table import read_table
-from steepen.laws.table import parse_columns, table_from
+from steepen.laws.table import table_from
+from steepen.requests import decode
 
 ROWS = [("vanilla", 1e18, 3.25), ("vanilla", 1e19, 2.99), ("grow", 1e18, 3.2), ("grow", 1e19, 2.93)]
 CSV = "arm,flops,loss\n" + "\n".join(f"{a},{c:g},{y}" for a, c, y in ROWS) + "\n"
@@ -125,15 +127,21 @@ def test_less_usual_name_does_not_make_a_usual_one_ambiguous() -> None:
     assert table_from({"arch": ["gpt"], "model": ["a"]}).names("arm") == ["a"]
 
 
+def named(text: str) -> dict[str, str]:
+    """What the option `columns` of a fit names."""
+    request: Any = decode({"request": "fit", "table": "t.csv", "columns": text})
+    return request.columns
+
+
 def test_columns_option_names_columns_and_replaces_one_of_the_same_name() -> None:
     table = table_from({"loss": [9.0], "Loss_C4": [3.0], "dataset": ["c4"]})
-    renamed = table.rename(parse_columns("loss=loss_c4, arm=dataset"))
+    renamed = table.rename(named("loss=loss_c4, arm=dataset"))
     assert renamed.numbers("loss").tolist() == [3.0]
     assert renamed.names("arm") == ["c4"]
     with pytest.raises(UsageError, match="no column 'lost'"):
         table.rename({"loss": "lost"})
-    with pytest.raises(UsageError, match="write loss=loss_c4_val"):
-        parse_columns("loss")
+    with pytest.raises(UsageError, match="as loss=val_loss,arm=model"):
+        named("loss")
 
 
 @pytest.mark.parametrize(

@@ -255,19 +255,6 @@ class Table:
         return f"{', '.join(shown)} and {len(names) - len(shown)} others"
 
 
-def parse_columns(text: str | None) -> dict[str, str]:
-    """{"loss": "loss_c4_val", "arm": "dataset"} from `loss=loss_c4_val,arm=dataset`."""
-    found: dict[str, str] = {}
-    for part in (text or "").split(","):
-        if not part.strip():
-            continue
-        ours, equals, theirs = (each.strip() for each in part.partition("="))
-        if not (ours and equals and theirs):
-            raise UsageError(f"`columns` {text!r}: write loss=loss_c4_val,arm=dataset.")
-        found[ours] = theirs
-    return found
-
-
 def wrong_number(cell: Any, value: float, column: str, *, positive: bool = True) -> str | None:
     """What is wrong with a cell that should be a number, and what to do; None for a good one."""
     shown = shorten(str(cell), 40)
