@@ -70,7 +70,7 @@ sbom: setup
 
 # The lowest versions that pyproject.toml allows, in an environment of their own (TORCH=2.13.0: with that torch).
 LOWEST = tests/test_command_line.py tests/requests tests/results tests/utils tests/runs tests/data tests/laws/test_tables.py \
-	tests/laws/test_verdict.py tests/laws/test_fit_and_power_commands.py tests/report/test_report_page.py \
+	tests/laws/test_verdicts.py tests/laws/test_fit_and_power_commands.py tests/report/test_report_page.py \
 	tests/report/test_report_figures.py tests/training/test_trainer.py tests/training/test_checkpoint_resume.py \
 	tests/inference/test_generate.py tests/inference/test_import_published.py tests/studies/test_ladders.py
 lowest:

@@ -10,17 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import yaml
+
 from core_bundle import write_bundle
 from steepen import pack
 from steepen.data import Dataset
 from steepen.inference.export import export
+from steepen.recipe.paper_tables import PAPER
+from steepen.recipe.recipe_file import RecipeFile, write_recipe
 from steepen.requests.app import main
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
 from steepen.studies.answer import Answer, Axis, Panel, Series, Table
 from steepen.studies.driver.journal import Journal
+from steepen.studies.preset import load_preset
 from steepen.training.train_options import TrainOptions
 from steepen.training.trainer import train
+from steepen.utils.codec import to_builtins
 from steepen.utils.json_io import write_json
 
 HANG_SECONDS = 300  # of a command that waits; a busy machine needs some of them to compute
@@ -28,7 +34,9 @@ HANG_SECONDS = 300  # of a command that waits; a busy machine needs some of them
 
 @dataclass(frozen=True)
 class Place:
-    """A finished and evaluated run, an unfinished one, their data, a bundle, a study, its pack, an export."""
+    """A finished and evaluated run, an unfinished one, their data, a bundle, a study, its pack, an export,
+    a preset, a recipe and a table.
+    """
 
     root: Path
     run: str
@@ -41,6 +49,12 @@ def make_place(root: Path, spec: RunSpec, data: Path) -> Place:
     shutil.copytree(data, root / "data")
     options = TrainOptions(device="cpu", quiet=True, checkpoint_every=2, keep_last=3)
     write_bundle(root / "bundle")
+    named = root / "named"
+    named.mkdir()
+    (named / "preset.yaml").write_text(yaml.safe_dump(to_builtins(load_preset("tiny"))))
+    write_recipe(named / "recipe.yaml", RecipeFile("vanilla", PAPER["vanilla"]))
+    rows = [f"{arm},{10**n},{1.8 + 3 * 10 ** (-n / 20)}" for arm in "ab" for n in range(15, 22)]
+    (named / "table.csv").write_text("\n".join(["arm,flops,loss", *rows, ""]))
     store = RunStore(root / "runs")
     train(spec, Dataset.open(root / "data"), store, options)
     assert main(["eval", str(store.run(spec).path), *eval_words(root), "--kl-depth", "--passes", "1-2"]) == 0

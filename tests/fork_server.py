@@ -53,9 +53,12 @@ def become(
     os.environ.update(environment)
     code = 70
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         code = run(commands)
         sys.stdout.flush()
         sys.stderr.flush()
+    except KeyboardInterrupt:  # before the command has begun
+        code = 128 + signal.SIGINT
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1
     finally:
@@ -205,6 +208,7 @@ def serve() -> None:
     steepen.studies.ladders.ladder_runs.DRAWS = 100
     forking: Any = types.SimpleNamespace(Popen=ForkedWorker, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
     steepen.launch.worker.subprocess = forking
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until a forked command has begun
     answers = os.fdopen(os.dup(1), "w")
     print("ready", file=answers, flush=True)
     for line in sys.stdin:

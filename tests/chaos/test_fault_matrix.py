@@ -91,6 +91,7 @@ FAULTS = [
         ("bundle", BUNDLE_FILES),
         ("export", ("steepen.json", "model.safetensors", "tokenizer.json")),
         ("pack", ("s.tar.gz",)),
+        ("named", ("preset.yaml", "recipe.yaml", "table.csv")),
     )
     for file in files
     for how in DAMAGES
@@ -125,6 +126,13 @@ def _commands(where: str, root: Path, run: str) -> list[list[str]]:
         return [["import", str(root / "export"), "--runs", str(root / "imported")]]
     if where == "pack":
         return [["unpack", str(root / "pack" / "s.tar.gz"), "--out", str(root / "unpacked")]]
+    if where == "named":
+        named = root / "named"
+        return [
+            ["study", "ladder", "--preset", str(named / "preset.yaml"), "--arms", "vanilla", "--dry-run"],
+            ["plan", "--arm", "vanilla", "--depth", "8", "--recipe", str(named / "recipe.yaml")],
+            ["fit", str(named / "table.csv"), "--reference", "a", "--draws", "100"],
+        ]
     return [evaluate]
 
 

@@ -82,24 +82,30 @@ class Storm:
         longest = time.monotonic() - began
         assert not any(codes), self.server.log.read_text()[-3000:]
         storm_began = time.monotonic()
-        while self.kills < self.wanted:
-            disturbed = self.folder / f"round-{self.rounds}"
-            self.begin(disturbed)
-            self.written.clear()
-            while not self._attempt(disturbed, longest):
-                pass
-            self.check(whole, disturbed)
-            assert files(whole) == files(disturbed)
-            self._start(disturbed)  # finished: nothing is done again
-            assert not any(self.server.wait())
-            self._notice(disturbed)
-            shutil.rmtree(disturbed)
-            self.rounds += 1
-        if REPORT:
-            seconds = time.monotonic() - storm_began
-            with Path(REPORT).open("a", encoding="utf-8") as file:
-                line = f"{self.name}: {self.kills} SIGKILLs, {self.rounds} rounds equal, {seconds:.0f} s"
-                file.write(f"{line}, seed {SEED}\n")
+        try:
+            while self.kills < self.wanted:
+                self._round(whole, longest)
+        finally:
+            if REPORT:
+                seconds = time.monotonic() - storm_began
+                with Path(REPORT).open("a", encoding="utf-8") as file:
+                    line = f"{self.name}: {self.kills} SIGKILLs, {self.rounds} rounds equal, {seconds:.0f} s"
+                    file.write(f"{line}, seed {SEED}\n")
+
+    def _round(self, whole: Path, longest: float) -> None:
+        """Kill until the command ends by itself, and compare."""
+        disturbed = self.folder / f"round-{self.rounds}"
+        self.begin(disturbed)
+        self.written.clear()
+        while not self._attempt(disturbed, longest):
+            pass
+        self.check(whole, disturbed)
+        assert files(whole) == files(disturbed)
+        self._start(disturbed)  # finished: nothing is done again
+        assert not any(self.server.wait())
+        self._notice(disturbed)
+        shutil.rmtree(disturbed)
+        self.rounds += 1
 
     def _start(self, folder: Path) -> list[int]:
         commands = self.commands(folder)
