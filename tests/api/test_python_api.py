@@ -159,7 +159,7 @@ def test_results_have_html_latex_and_a_figure(judged: Any, tmp_path: Path) -> No
     assert r"\toprule" in latex and r"\caption{Laws of 2 arms\_}" in latex
     assert latex.startswith("% needs \\usepackage{booktabs}\n\\begin{table}")
     head = next(line for line in latex.splitlines() if line.startswith("arm & "))
-    assert r"& $\Delta\gamma$ & p (growth) & $\gamma$ & E" in head
+    assert r"& p (growth) & $\Delta\gamma$ & multiplier at the top & $\gamma$ & $\gamma$ low" in head
     assert "<th>p (better)</th>" in judged._repr_html_()
     axes = judged.plot()
     assert {text.get_text().split(",")[0] for text in axes.get_legend().get_texts()} >= {"plain", "steep"}

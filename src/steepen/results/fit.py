@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from steepen.errors import UsageError
 from steepen.results.panel import Panel
@@ -14,12 +14,13 @@ from steepen.results.predict import Predictions, predict
 from steepen.results.result import Result
 from steepen.results.table import Column, Table, table_of
 from steepen.results.text import Block, Paragraph, table_width
+from steepen.studies.verdict_row import LawRow, VerdictRow, law_rows
 from steepen.utils.cost_axis import cost_axis
 from steepen.utils.formatting import MISSING, format_flops, percent
 
 if TYPE_CHECKING:
     from steepen.laws.analysis import LadderAnalysis
-    from steepen.laws.fits.compute_law import ArmLaw, ComputeFit
+    from steepen.laws.fits.compute_law import ComputeFit
     from steepen.laws.ladder import Ladder
     from steepen.laws.registered_forecasts import ScoredForecast
     from steepen.laws.verdict.evidence import Prediction, Verdict
@@ -38,49 +39,6 @@ STYLES: dict[str, str] = {
 }
 MAX_ROWS_IN_BRIEF = 10
 MAX_WARNINGS_IN_BRIEF = 2
-
-
-@dataclass(frozen=True)
-class LawRow:
-    """One arm: its answers against the reference, and its law."""
-
-    arm: str
-    better: str
-    multiplier: float | None
-    multiplier_low: Annotated[float | None, Column("low")]
-    multiplier_high: Annotated[float | None, Column("high")]
-    p_better: Annotated[float | None, Column("p (better)")]
-    growth: Annotated[str | None, Column("does the gain grow?")]
-    by_what: str | None
-    delta_gamma: Annotated[float | None, Column("Δγ")]
-    delta_gamma_low: Annotated[float | None, Column(shown=False)]
-    delta_gamma_high: Annotated[float | None, Column(shown=False)]
-    p_growth: Annotated[float | None, Column("p (growth)")]
-    gamma: Annotated[float, Column("γ")]
-    gamma_low: Annotated[float, Column(shown=False)]
-    gamma_high: Annotated[float, Column(shown=False)]
-    E: float
-    log_A: Annotated[float, Column(shown=False)]
-    C0: Annotated[float, Column(shown=False)]
-    rungs: Annotated[int, Column(shown=False)]
-    left_out: Annotated[int, Column(shown=False)]  # runs of the arm that took part in nothing
-    sentence: Annotated[str, Column(shown=False)]
-
-
-def law_row(law: ArmLaw, rungs: int, left_out: int, verdict: Verdict | None) -> LawRow:
-    """The row of an arm; of the reference, which has no verdict, without a comparison."""
-    v = verdict
-    low, high = law.gamma.unconditional
-    return LawRow(
-        arm=law.arm, better=v.better if v else "reference", multiplier=v.gain.value if v else None,
-        multiplier_low=v.gain.interval[0] if v else None, multiplier_high=v.gain.interval[1] if v else None,
-        p_better=v.gain.p_value if v else None, growth=v.growth if v else None,
-        by_what=v.by_what if v else None, delta_gamma=v.delta_gamma if v else None,
-        delta_gamma_low=v.delta_gamma_interval[0] if v else None,
-        delta_gamma_high=v.delta_gamma_interval[1] if v else None, p_growth=v.slope.p_value if v else None,
-        gamma=law.gamma.value, gamma_low=low, gamma_high=high, E=law.e.value, log_A=law.log_a.value,
-        C0=law.c0, rungs=rungs, left_out=left_out, sentence=v.sentence if v else "",
-    )  # fmt: skip
 
 
 def verdict_words(verdicts: Mapping[str, Verdict], most: int = 4) -> str:
@@ -128,11 +86,7 @@ class ComputeResult(Result):
     @property
     def rows(self) -> list[LawRow]:
         """One row per arm."""
-        gone = [one.arm for one in self.analysis.left_out]
-        return [
-            law_row(law, len(self.ladders[arm].flops), gone.count(arm), self.verdicts.get(arm))
-            for arm, law in self.analysis.primary_fit.arms.items()
-        ]
+        return law_rows(self.analysis)
 
     def headline(self) -> str:
         """The verdicts in one line."""
@@ -146,8 +100,7 @@ class ComputeResult(Result):
         """Comparisons with a reference, where there is one arm."""
         if self.verdicts:
             return ()
-        names = [one.name for one in fields(LawRow)]
-        return tuple(names[names.index("better") : names.index("gamma")])
+        return tuple(one.name for one in fields(VerdictRow) if one.name != "arm")
 
     def legend(self) -> Sequence[str]:
         """The runs that took part in nothing."""

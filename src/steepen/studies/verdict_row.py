@@ -1,35 +1,53 @@
-"""A verdict as one flat row: what tables, pages, terminals and frames show of it, in one place."""
+"""A verdict as one flat row: what tables, pages, terminals, files and frames show of it, in one place.
+
+A column of all of them is a field of `VerdictRow` and its value in `verdict_row`; the law's are in `LawRow`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated
 
+from steepen.laws.analysis import LadderAnalysis
 from steepen.laws.verdict.evidence import Verdict
-from steepen.laws.verdict.questions import Better, ByWhat, Growth
 from steepen.results.table import Column
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class VerdictRow:
-    """One ladder's verdict: its three answers, then their numbers."""
+    """One ladder's verdict: its three answers, each before its numbers. Defaults are the reference's."""
 
     arm: str  # the ladder's label
-    measure: str  # what the multiplier saves: "per FLOP", "per second"
-    verdict: Annotated[str, Column(shown=False)]  # the three answers together
-    better: Annotated[Better, Column("in range")]
-    growth: Annotated[Growth, Column("gain")]
-    by_what: ByWhat | None
-    multiplier: float
-    multiplier_low: Annotated[float, Column("low")]
-    multiplier_high: Annotated[float, Column("high")]
-    p_better: Annotated[float, Column("p (better)")]
-    growth_per_decade: Annotated[float, Column("× per decade")]
-    p_growth: Annotated[float, Column("p (growth)")]
-    delta_gamma: Annotated[float, Column("Δγ")]
-    delta_gamma_low: Annotated[float, Column("Δγ low")]
-    delta_gamma_high: Annotated[float, Column("Δγ high")]
-    top_multiplier: Annotated[float, Column("multiplier at the top")]
+    better: Annotated[str, Column("in range")] = "reference"
+    multiplier: float | None = None
+    multiplier_low: Annotated[float | None, Column("low")] = None
+    multiplier_high: Annotated[float | None, Column("high")] = None
+    p_better: Annotated[float | None, Column("p (better)")] = None
+    growth: Annotated[str | None, Column("gain")] = None
+    by_what: str | None = None
+    growth_per_decade: Annotated[float | None, Column("× per decade")] = None
+    p_growth: Annotated[float | None, Column("p (growth)")] = None
+    delta_gamma: Annotated[float | None, Column("Δγ")] = None
+    delta_gamma_low: Annotated[float | None, Column("Δγ low", shown=False)] = None
+    delta_gamma_high: Annotated[float | None, Column("Δγ high", shown=False)] = None
+    top_multiplier: Annotated[float | None, Column("multiplier at the top")] = None
+    measure: Annotated[str, Column(shown=False)] = ""  # what the multiplier saves: "per FLOP", "per second"
+    verdict: Annotated[str, Column(shown=False)] = "reference"  # the three answers together
+    sentence: Annotated[str, Column(shown=False)] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LawRow(VerdictRow):
+    """One ladder: its verdict, and its law."""
+
+    gamma: Annotated[float, Column("γ")]
+    gamma_low: Annotated[float, Column("γ low")]
+    gamma_high: Annotated[float, Column("γ high")]
+    E: Annotated[float, Column(shown=False)]
+    log_A: Annotated[float, Column(shown=False)]
+    C0: Annotated[float, Column(shown=False)]
+    rungs: Annotated[int, Column(shown=False)]
+    left_out: Annotated[int, Column(shown=False)]  # runs of the ladder that took part in nothing
 
 
 def verdict_row(verdict: Verdict, arm: str = "") -> VerdictRow:
@@ -39,16 +57,34 @@ def verdict_row(verdict: Verdict, arm: str = "") -> VerdictRow:
         measure=f"per {verdict.unit.removesuffix('s')}",
         verdict=verdict.word,
         better=verdict.better,
-        growth=verdict.growth,
-        by_what=verdict.by_what,
         multiplier=verdict.gain.value,
         multiplier_low=verdict.gain.interval[0],
         multiplier_high=verdict.gain.interval[1],
         p_better=verdict.gain.p_value,
+        growth=verdict.growth,
+        by_what=verdict.by_what,
         growth_per_decade=verdict.growth_per_decade,
         p_growth=verdict.slope.p_value,
         delta_gamma=verdict.delta_gamma,
         delta_gamma_low=verdict.delta_gamma_interval[0],
         delta_gamma_high=verdict.delta_gamma_interval[1],
         top_multiplier=verdict.top.value,
+        sentence=verdict.sentence,
     )
+
+
+def law_rows(analysis: LadderAnalysis) -> list[LawRow]:
+    """A row for each ladder of an analysis, the reference included."""
+    gone = [one.arm for one in analysis.left_out]
+    rows: list[LawRow] = []
+    for name, law in analysis.primary_fit.arms.items():
+        verdict, (low, high) = analysis.verdicts.get(name), law.gamma.unconditional
+        judged = VerdictRow(arm=name) if verdict is None else verdict_row(verdict)
+        rows.append(
+            LawRow(
+                **vars(judged), gamma=law.gamma.value, gamma_low=low, gamma_high=high, E=law.e.value,
+                log_A=law.log_a.value, C0=law.c0, rungs=len(analysis.judge.ladders[name].flops),
+                left_out=gone.count(name),
+            )
+        )  # fmt: skip
+    return rows

@@ -12,11 +12,12 @@ import numpy as np
 from steepen.laws.analysis import LadderAnalysis
 from steepen.laws.verdict.multipliers import Multiplier
 from steepen.recipe.hyperparameters import with_paper_code
+from steepen.results.table import columns_of
 from steepen.studies.answer import Axis, Panel, Series, StudyFit, StudyVerdict, Table
 from steepen.studies.cells import table_of
 from steepen.studies.ladders.ladder_runs import Measure, MeasuredLadder, cost_of
 from steepen.studies.plotting import line, points
-from steepen.studies.verdict_row import verdict_row
+from steepen.studies.verdict_row import LawRow, law_rows
 from steepen.utils.cost_axis import cost_axis
 from steepen.utils.formatting import percent
 
@@ -56,21 +57,10 @@ def what_would_change(analysis: LadderAnalysis) -> list[str]:
 def verdict_table(analysis: LadderAnalysis, by: Measure = "flops") -> Table:
     """One row per ladder: its three answers with their numbers, and its exponent."""
     noun = cost_axis(by).noun
-    judged = {name: verdict_row(verdict) for name, verdict in analysis.verdicts.items()}
-    rows: list[dict[str, Any]] = []
-    for name, law in analysis.primary_fit.arms.items():
-        row, (low, high) = judged.get(name), law.gamma.unconditional
-        rows.append({
-            "arm": name, "in range": row.better if row else "reference",
-            "multiplier": row and row.multiplier, "low": row and row.multiplier_low,
-            "high": row and row.multiplier_high, "p (better)": row and row.p_better,
-            "gain": row and row.growth, "by what": row and row.by_what,
-            "× per decade": row and row.growth_per_decade, "p (growth)": row and row.p_growth,
-            "Δγ": row and row.delta_gamma, "multiplier at the top": row and row.top_multiplier,
-            "γ": law.gamma.value, "γ low": low, "γ high": high,
-        })  # fmt: skip
+    shown = [column for column in columns_of(LawRow).values() if column.shown]
+    rows = [{column.header: column.of(row) for column in shown} for row in law_rows(analysis)]
     title = f"Verdicts against {analysis.request.reference}" + ("" if by == "flops" else f", per {noun}")
-    many = analysis.request.adjust and len(judged) > 1
+    many = analysis.request.adjust and len(analysis.verdicts) > 1
     shared = "Words hold for all arms together (Holm); p is each arm alone. " if many else ""
     caption = (
         f"The multiplier is the {noun} the reference needs over the arm's for the same loss, the mean over "
