@@ -29,6 +29,22 @@ def test_throughput_prints_a_row_per_arm() -> None:
         assert abs(sum(row["shares"].values()) - 1) < 1e-6
 
 
+def test_block_speed_prints_a_row_per_arm() -> None:
+    words = ["--tiny", "--depth", "2", "--seconds", "0.01", "--json", "--arms", "vanilla+kv_heads=1"]
+    script = REPOSITORY / "benchmarks" / "block_speed.py"
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
+    done = subprocess.run(
+        [sys.executable, str(script), *words, "vanilla+experts=4"],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    rows = json.loads(done.stdout)
+    assert [row["arm"] for row in rows] == ["vanilla+kv_heads=1", "vanilla+experts=4"]
+    assert all(row["steepen_ms"] > 0 and row["plain_ms"] > 0 for row in rows)
+
+
 def ceilings(*words: str, program: str = "ceilings.main()") -> subprocess.CompletedProcess[str]:
     """Run benchmarks/ceilings.py in a new process; `program` is executed after its import."""
     folders = [str(REPOSITORY / "src"), str(REPOSITORY / "benchmarks")]

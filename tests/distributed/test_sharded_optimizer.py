@@ -155,7 +155,7 @@ def fused_losses(
     return {"losses": losses, "waiting": waiting, "texts": [text.tokens for text in texts]}
 
 
-@pytest.mark.parametrize("arm", ["vanilla", "loop-2"])
+@pytest.mark.parametrize("arm", ["vanilla", "loop-2", "vanilla+kv_heads=1"])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_fused_execution_on_two_ranks_gives_the_losses_of_one(arm: str, overlap: bool) -> None:
     arguments = (arm, partial(FusedLinear, dtype=torch.float64), torch.float64, overlap)

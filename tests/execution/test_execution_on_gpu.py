@@ -8,7 +8,7 @@ from torch import Tensor
 
 from steepen.execution.compile import compile_blocks, compile_network
 from steepen.execution.select import apply_execution_mode
-from steepen.model.arms import ARMS
+from steepen.model.arms import ARMS, find_arm
 from steepen.model.config import ModelOptions, StreamPrecision
 from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, materialize
@@ -21,7 +21,7 @@ SCALE = SizeRule(aspect=64, head_dim=64, mlp_multiple=64, context=256, vocabular
 
 
 def build(name: str, stream: StreamPrecision = "bf16") -> Network:
-    arm, options = ARMS[name], ModelOptions(residual_stream=stream)
+    arm, options = find_arm(name), ModelOptions(residual_stream=stream)
     bare = build_on_meta(arm.shape(6, SCALE), arm, options=options)
     network = materialize(bare, "cuda", embedding_std=0.2, seed=1)
     generator = torch.Generator("cuda").manual_seed(0)
@@ -46,7 +46,7 @@ def loss_and_gradients(network: Network, passes: int) -> tuple[float, dict[str, 
 
 def assert_as_accurate(name: str, exact: Network, reference: Network, other: Network) -> None:
     """Check that `other` is as close to fp32 (`exact`) as the bf16 reference, for each number of passes."""
-    arm = ARMS[name]
+    arm = find_arm(name)
     with configure_backends(torch.device("cuda")):
         for passes in sorted({1, arm.passes.initial, arm.passes.max_passes}):
             for network in (exact, reference, other):
@@ -67,7 +67,7 @@ def assert_as_accurate(name: str, exact: Network, reference: Network, other: Net
 
 
 @pytest.mark.parametrize("stream", ["bf16", "fp32"])
-@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize("name", [*ARMS, "vanilla+kv_heads=2", "untied-grow+kv_heads=1"])
 def test_fused_path_is_as_close_to_fp32_as_the_bf16_reference(name: str, stream: StreamPrecision) -> None:
     exact, reference, fused = build(name), build(name, stream), build(name, stream)
     reference.compute_dtype = torch.bfloat16
@@ -76,7 +76,7 @@ def test_fused_path_is_as_close_to_fp32_as_the_bf16_reference(name: str, stream:
 
 
 @pytest.mark.parametrize("stream", ["bf16", "fp32"])
-@pytest.mark.parametrize("name", ["vanilla", "loop-grow", "untied-grow"])
+@pytest.mark.parametrize("name", ["vanilla", "loop-grow", "untied-grow", "vanilla+window=64+parallel=true"])
 def test_compiled_path_is_as_close_to_fp32_as_the_bf16_reference(name: str, stream: StreamPrecision) -> None:
     exact, reference, compiled = build(name), build(name, stream), build(name, stream)
     reference.compute_dtype = torch.bfloat16
@@ -95,10 +95,10 @@ def test_fp32_residual_stream_is_closer_to_fp32_than_a_bf16_stream(name: str, pr
         network = build(name, "bf16" if stream == "exact" else stream)
         if stream != "exact":
             apply_execution_mode(network, precision, fused=True, compiled=False)
-        grow(network, ARMS[name].passes.max_passes)
+        grow(network, find_arm(name).passes.max_passes)
         with configure_backends(torch.device("cuda")):
             # With gradients: without them fp8 networks run in bf16.
-            hidden[stream] = network.hidden_states(batch()[0], ARMS[name].passes.max_passes).detach()
+            hidden[stream] = network.hidden_states(batch()[0], find_arm(name).passes.max_passes).detach()
     assert hidden["bf16"].dtype == torch.bfloat16 and hidden["fp32"].dtype == torch.float32
     norm = hidden["exact"].norm()
     error = {s: ((hidden[s].float() - hidden["exact"]).norm() / norm).item() for s in ("bf16", "fp32")}
@@ -120,3 +120,24 @@ def test_growth_and_other_passes_trigger_no_recompilation() -> None:
         for passes in (4, 3, 1, 2, 4):
             loss_and_gradients(network, passes)
     assert counters["stats"]["unique_graphs"] == 0
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_grouped_gemm_of_experts_equals_one_gemm_each(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[float, dict[str, Tensor]]] = []
+    for grouped in (False, True):
+        network = build("vanilla+experts=8")
+        network.compute_dtype = torch.bfloat16
+        if not grouped:
+            monkeypatch.setattr("steepen.model.block_variant.has_grouped_gemm", lambda *_: False)
+        elif compiled:
+            compile_network(network)
+        with configure_backends(torch.device("cuda")):
+            found.append(loss_and_gradients(network, 1))
+        monkeypatch.undo()
+    assert found[0][0] == pytest.approx(found[1][0], abs=2e-2)
+    for key, one in found[0][1].items():
+        # A token whose scores are nearly equal may choose another expert where they are rounded otherwise.
+        assert (one - found[1][1][key]).norm() <= 0.1 * one.norm() + 1e-6, key

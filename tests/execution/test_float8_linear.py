@@ -28,7 +28,7 @@ from steepen.kernels.fp8 import (
     quantize_gradient_reference,
     quantize_rows_reference,
 )
-from steepen.model.arms import ARMS
+from steepen.model.arms import find_arm
 from steepen.model.config import ModelOptions, Multipliers
 from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, materialize
@@ -47,7 +47,7 @@ needs_fp8_gpu = pytest.mark.skipif(
 
 
 def build(name: str, scale: SizeRule = SCALE, device: str = "cpu", depth: int = 4) -> Network:
-    arm = ARMS[name]
+    arm = find_arm(name)
     bare = build_on_meta(arm.shape(depth, scale), arm, MULTIPLIERS, ModelOptions(softcap=15.0))
     network = materialize(bare, device, embedding_std=0.3, seed=1)
     generator = torch.Generator().manual_seed(0)
@@ -153,9 +153,9 @@ def test_head_wgrad_is_not_quantized() -> None:
     assert want is not None and parameter.grad is not None and torch.equal(parameter.grad, want)
 
 
-@pytest.mark.parametrize("name", ["vanilla", "untied-2", "loop-2"])
+@pytest.mark.parametrize("name", ["vanilla", "untied-2", "loop-2", "vanilla+kv_heads=1"])
 def test_fp8_gradients_equal_fp32_up_to_quantization_error(name: str) -> None:
-    loss, gradients = errors(name, ARMS[name].passes.max_passes)
+    loss, gradients = errors(name, find_arm(name).passes.max_passes)
     assert loss < 0.03
     assert 0.01 < max(gradients.values()) < MAX_ERROR  # quantized, and not worse than that
 
@@ -224,10 +224,10 @@ def test_fp8_is_rejected_on_a_cpu() -> None:
 
 
 @needs_fp8_gpu
-@pytest.mark.parametrize("name", ["vanilla", "untied-2"])
+@pytest.mark.parametrize("name", ["vanilla", "untied-2", "vanilla+kv_heads=1"])
 def test_fp8_gradients_on_a_gpu_equal_fp32_up_to_quantization_error(name: str) -> None:
     scale = SizeRule(aspect=64, head_dim=64, mlp_multiple=64, context=256, vocabulary=1024)
-    passes = ARMS[name].passes.max_passes
+    passes = find_arm(name).passes.max_passes
     exact = build(name, scale, "cuda")
     found: dict[str, tuple[float, dict[str, Tensor]]] = {}
     for precision in ("bf16", "fp8"):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from steepen.execution.gpu_fused import install_fused_gpu
 from steepen.execution.linear import FusedLinear
 from steepen.kernels.dispatch import REFERENCE, TRITON, TRITON_BLOCK
-from steepen.model.arms import ARMS
+from steepen.model.arms import ARMS, find_arm
 from steepen.model.block import TransformerBlock
 from steepen.model.config import ModelOptions, Multipliers, StreamPrecision
 from steepen.model.growth import grow
@@ -33,7 +33,7 @@ def build(
     injection: float = 0.8,
     stream: StreamPrecision = "bf16",
 ) -> Network:
-    arm = replace(ARMS[name], block=block)
+    arm = replace(find_arm(name), block=block)
     options = ModelOptions(softcap=softcap, residual_stream=stream)
     bare = build_on_meta(arm.shape(6, SCALE), arm, replace(MULTIPLIERS, injection=injection), options)
     network = materialize(bare, dtype=torch.float64, embedding_std=0.3, seed=1)
@@ -65,12 +65,12 @@ def same(one: list[torch.Tensor], two: list[torch.Tensor]) -> None:
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize("name", [*ARMS, "vanilla+kv_heads=6", "loop-2+kv_heads=2", "untied-grow+kv_heads=1"])
 def test_fused_equals_reference_for_every_arm_before_and_after_growth(name: str) -> None:
     reference, fused = build(name), build(name)
     install_fused_gpu(fused, partial(FusedLinear, dtype=torch.float64))
     same(gradients(fused, fused.passes), gradients(reference, reference.passes))
-    max_passes = ARMS[name].passes.max_passes
+    max_passes = find_arm(name).passes.max_passes
     for network in (reference, fused):
         grow(network, max_passes)
         with torch.no_grad():  # cores are copies of each other after growth; make them differ

@@ -151,15 +151,15 @@ def test_swiglu_equals_reference(hidden: int) -> None:
     assert torch.equal(results[0][1].data.float(), forward.data.float()), "backward recomputes it exactly"
 
 
-@pytest.mark.parametrize(("heads", "size"), [(2, 16), (3, 32)])
-def test_rope_and_qk_norm_equal_reference(heads: int, size: int) -> None:
+@pytest.mark.parametrize(("heads", "kv", "size"), [(2, 2, 16), (3, 3, 32), (4, 1, 16)])
+def test_rope_and_qk_norm_equal_reference(heads: int, kv: int, size: int) -> None:
     batch, time = 2, 7
     angle = draw(time, size // 2).float()
     table = torch.stack([angle.cos(), angle.sin()])
-    qkv = draw(batch, time, 3, heads, size)
-    rstd = REFERENCE.rotate_norm_(qkv, table, EPS)
-    dq, dv = (draw(batch, heads, time, size, seed=seed).transpose(1, 2) for seed in (1, 2))
-    dk = draw(batch, heads, size, time, seed=3).permute(0, 3, 1, 2)  # as attention's math backend returns it
+    qkv = draw(batch, time, heads + 2 * kv, size)
+    rstd = REFERENCE.rotate_norm_(qkv, table, EPS, kv)
+    dq, dv = (draw(batch, n, time, size, seed=seed).transpose(1, 2) for seed, n in ((1, heads), (2, kv)))
+    dk = draw(batch, kv, size, time, seed=3).permute(0, 3, 1, 2)  # as attention's math backend returns it
     ours, theirs = (
         k.rotate_norm_backward(dq, dk, dv, qkv, rstd, table) for k in (TRITON_FP8_BLOCK, REFERENCE_FP8_BLOCK)
     )

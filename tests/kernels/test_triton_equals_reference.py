@@ -126,19 +126,22 @@ def test_embedding_equals_reference(draw: Draw, width: int) -> None:
     draw.agree(*grads)
 
 
-@pytest.mark.parametrize(("heads", "size"), [(2, 16), (3, 32), (3, 24)])
-def test_rope_and_qk_norm_equal_reference(draw: Draw, heads: int, size: int) -> None:
+@pytest.mark.parametrize(
+    ("heads", "kv", "size"), [(2, 2, 16), (3, 3, 32), (3, 3, 24), (4, 2, 16), (6, 1, 24)]
+)
+def test_rope_and_qk_norm_equal_reference(draw: Draw, heads: int, kv: int, size: int) -> None:
     batch, time = 2, 7
     angle = draw(time, size // 2).float()
     table = torch.stack([angle.cos(), angle.sin()]).to(draw.dtype)
-    qkv = draw(batch, time, 3, heads, size)
+    qkv = draw(batch, time, heads + 2 * kv, size)
     ours, theirs = qkv.clone(), qkv.clone()
-    draw.agree(TRITON.rotate_norm_(ours, table, EPS), (rstd := REFERENCE.rotate_norm_(theirs, table, EPS)))
+    rstd = REFERENCE.rotate_norm_(theirs, table, EPS, kv)
+    draw.agree(TRITON.rotate_norm_(ours, table, EPS, kv), rstd)
     draw.agree(ours, theirs)
-    assert torch.equal(ours[:, :, 2], qkv[:, :, 2])
+    assert torch.equal(ours[:, :, -kv:], qkv[:, :, -kv:])
     # Gradients have the strides attention gives them: (batch, heads, time, size) transposed.
-    dq, dv = (draw(batch, heads, time, size).transpose(1, 2) for _ in range(2))
-    dk = draw(batch, heads, size, time).permute(0, 3, 1, 2)  # as attention's math backend returns it
+    dq, dv = (draw(batch, count, time, size).transpose(1, 2) for count in (heads, kv))
+    dk = draw(batch, kv, size, time).permute(0, 3, 1, 2)  # as attention's math backend returns it
     draw.agree(
         TRITON.rotate_norm_backward(dq, dk, dv, theirs, rstd, table),
         REFERENCE.rotate_norm_backward(dq, dk, dv, theirs, rstd, table),

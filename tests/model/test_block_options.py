@@ -142,6 +142,25 @@ def test_experts_are_the_weighted_sum_over_all_experts(active: int) -> None:
     torch.testing.assert_close(block.mlp(x), expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("options", ["activation=swiglu", "activation=relu2+active_experts=1"])
+def test_grouped_gemm_of_all_experts_equals_one_gemm_each(
+    options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs and gradients, with an expert that no token chooses; on a CPU torch's fallback runs."""
+    found: list[list[Tensor]] = []
+    for grouped in (False, True):
+        monkeypatch.setattr("steepen.model.block_variant.has_grouped_gemm", lambda *_, on=grouped: on)
+        block = blocks(build(f"vanilla+experts=5+balance=none+{options}"))[0].float()
+        block.router.data[2] = -10 * block.router.data.abs().sum(0)
+        x = torch.rand(2, 6, 32, generator=torch.Generator().manual_seed(3), requires_grad=True)
+        y = block.mlp(x)
+        y.square().sum().backward()
+        assert block.expert_down.grad is not None and not block.expert_down.grad[2].any()
+        found.append([y.detach(), *(p.grad for p in (x, *block.parameters()) if p.grad is not None)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
 def test_parallel_block_and_squared_relu_follow_their_formulas() -> None:
     block = blocks(build("vanilla+parallel=true+activation=relu2"))[0]
     x = torch.randn(1, SCALE.context, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(3))

@@ -10,9 +10,9 @@ for rare tokens.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from steepen.execution.linear import FusedLinear
+from steepen.execution.linear import FusedLinear, Parameters, as_parts
 from steepen.kernels.dispatch import Fp8GemmKernels, GemmOperand, WgradOperand, fp8_gemm_kernels_for
 from steepen.kernels.fp8 import ACTIVATION_DTYPE, DeferredFp8, unquantized
 
@@ -23,11 +23,11 @@ class Float8Linear(FusedLinear):
     """A `FusedLinear` with fp8 GEMMs for quantized operands, and the compute dtype for tensors."""
 
     def __init__(
-        self, parameter: nn.Parameter, factor: float, dtype: torch.dtype, *, head: bool = False
+        self, parameters: Parameters, factor: float, dtype: torch.dtype, *, head: bool = False
     ) -> None:
-        super().__init__(parameter, factor, dtype, head=head)
+        super().__init__(parameters, factor, dtype, head=head)
         rows, columns = self.weight.shape
-        device = parameter.device
+        device = self.weight.device
         # Filled by `quantize_weights`. An fp8 GEMM reads both operands along the contraction, so dgrad needs
         # the transposed weight.
         self.fp8_weight = torch.empty(rows, columns, dtype=ACTIVATION_DTYPE, device=device)
@@ -63,10 +63,10 @@ class Float8Linear(FusedLinear):
         )
 
     def wgrad(self, d: GemmOperand, x: WgradOperand) -> None:
-        """Add the weight's gradient to the parameter's `.grad`, accumulated in fp32."""
+        """Add the weight's gradient to the parameters' `.grad`, accumulated in fp32."""
         if isinstance(d, Tensor) or isinstance(x, Tensor) or self.head:
             return super().wgrad(unquantized(d), unquantized(x))
-        kernels, parameter = self._kernels, self.parameter
+        kernels = self._kernels
         d_scale = kernels.tensor_scale(d)
         x_scale = x.scale if isinstance(x, DeferredFp8) else kernels.tensor_scale(x)
         d_transposed, x_transposed = (
@@ -74,10 +74,9 @@ class Float8Linear(FusedLinear):
             kernels.transpose_quantize(x, x_scale),
         )
         gradient = kernels.wgrad_gemm(d_transposed, x_transposed, d_scale * self.factor, x_scale)
-        if parameter.grad is None:
-            parameter.grad = gradient.view(parameter.shape)
-        else:
-            parameter.grad += gradient.view(parameter.shape)
+        for copy in self.copies:
+            part = gradient[copy.rows].view(copy.parameter.shape)
+            copy.parameter.grad = part if copy.parameter.grad is None else copy.parameter.grad.add_(part)
 
     def backward(self, d: GemmOperand, x: WgradOperand) -> Tensor:
         """wgrad, then dgrad."""
@@ -96,13 +95,13 @@ class Float8Linear(FusedLinear):
 
 
 def float8_linear_where_aligned(
-    parameter: nn.Parameter, factor: float, dtype: torch.dtype, *, head: bool = False
+    parameters: Parameters, factor: float, dtype: torch.dtype, *, head: bool = False
 ) -> FusedLinear:
     """A `Float8Linear`, or a `FusedLinear` if a dimension is not a multiple of 16."""
-    columns = parameter.shape[-1]
-    rows = parameter.numel() // columns
+    columns = as_parts(parameters)[0].shape[-1]
+    rows = sum(part.numel() // columns for part in as_parts(parameters))
     aligned = columns % FP8_GEMM_MULTIPLE == 0 and rows % FP8_GEMM_MULTIPLE == 0
-    return (Float8Linear if aligned else FusedLinear)(parameter, factor, dtype, head=head)
+    return (Float8Linear if aligned else FusedLinear)(parameters, factor, dtype, head=head)
 
 
 def quantize_weights(linears: list[FusedLinear]) -> None:

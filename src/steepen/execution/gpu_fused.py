@@ -17,22 +17,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from steepen.execution.float8_linear import Float8Linear, quantize_weights
-from steepen.execution.linear import FusedLinear, GradientSignal, cast_weights
+from steepen.execution.linear import ComputeCopy, FusedLinear, GradientSignal, cast_weights
 from steepen.kernels.dispatch import block_kernels_for, kernels_for
 from steepen.kernels.fp8 import RowwiseFp8, unquantized
 from steepen.model.block import TransformerBlock
+from steepen.model.block_variant import VariantBlock
 from steepen.model.network import Network
 from steepen.model.shape import KEEP_ACTIVATION_MAX_WIDTH
 
 LOGIT_CHUNK_BYTES = 2**29  # of logits, or exponentiated differences, that exist at a time
-MakeLinear = Callable[..., Any]  # (parameter, factor, head=False) → FusedLinear
+MakeLinear = Callable[..., Any]  # (parameters, factor, head=False) → FusedLinear
 
 
 def logit_chunk_tokens(tokens: int, bytes_per_token: int) -> int:
@@ -43,11 +44,18 @@ def logit_chunk_tokens(tokens: int, bytes_per_token: int) -> int:
 
 
 class FusedBlock:
-    """Fused forward of a `TransformerBlock`; it stays valid when it is deep-copied with the block."""
+    """Fused forward of a `TransformerBlock`, or of one with grouped-query attention; it stays valid when it
+    is deep-copied with the block.
+    """
 
     def __init__(self, block: TransformerBlock, make_linear: MakeLinear) -> None:
         self.heads, self.eps, self.attention_scale = block.heads, block.eps, block.attention_scale
-        self.qkv, self.out = make_linear(block.qkv, 1.0), make_linear(block.out, block.residual)
+        if isinstance(block, VariantBlock) and block.variant.kv_heads is not None:
+            self.kv_heads, parameters = block.kv_heads, (block.query, block.key_value)
+        else:
+            self.kv_heads, parameters = block.heads, (block.qkv,)
+        self.qkv = make_linear(parameters, 1.0)
+        self.out = make_linear(block.out, block.residual)
         self.gate_up, self.down = make_linear(block.gate_up, 1.0), make_linear(block.down, block.residual)
         self.dtype: torch.dtype = self.qkv.weight.dtype  # of the GEMMs; the residual stream may be wider
         self.fp8 = all(isinstance(linear, Float8Linear) for linear in self.linears())
@@ -69,12 +77,20 @@ class FusedBlock:
             value.transpose(1, 2),
             is_causal=True,
             scale=self.attention_scale,
+            enable_gqa=self.kv_heads != self.heads,
         )
         return attended.transpose(1, 2).flatten(-2), residual
 
     def after_attention(self, attended: Tensor, residual: Tensor) -> Tensor:
         """Output projection and MLP, with their residual connections: the block's output."""
         return _apply(_AfterAttention, attended, residual, self)
+
+
+def has_fused_form(block: nn.Module) -> TypeGuard[TransformerBlock]:
+    """Whether a block has a `FusedBlock`: the paper's, and the one with other heads of keys and values."""
+    if isinstance(block, VariantBlock):
+        return block.variant.only_grouped
+    return type(block) is TransformerBlock
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -92,13 +108,14 @@ class _Qkv(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, rotary: Tensor, block: FusedBlock) -> tuple[Tensor, ...]:
         kernels = block_kernels_for(x, fp8=block.fp8 and ctx.needs_input_grad[0])
         n, rstd = kernels.rms_norm(_rows(x), block.eps, block.dtype)
-        qkv = block.qkv(n).view(*x.shape[:2], 3, block.heads, -1)
-        qk_rstd = kernels.rotate_norm_(qkv, rotary, block.eps)
+        heads = [block.heads, block.kv_heads, block.kv_heads]
+        qkv = block.qkv(n).view(*x.shape[:2], sum(heads), -1)
+        qk_rstd = kernels.rotate_norm_(qkv, rotary, block.eps, block.kv_heads)
         ctx.block = block
         if ctx.needs_input_grad[0]:
             block.qkv.used()
         ctx.save_for_backward(unquantized(n), rstd, qkv, qk_rstd, rotary)
-        return (*qkv.unbind(2), x)
+        return (*qkv.split(heads, dim=2), x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -252,7 +269,7 @@ class _Loss(torch.autograd.Function):
                 kernels_for(dn).rms_norm_backward(dn, normed, rstd[chunk], row_factor=row_factor, out=out)
             del dn
         if gradient:
-            fused.signal.written(head.parameter)
+            head.written()
             ctx.save_for_backward(d_hidden)
             ctx.shape = hidden.shape
         return torch.cat(losses).mean() * loss_weight
@@ -314,7 +331,7 @@ class FusedNetwork:
         """Install a `FusedBlock` in every built-in block that has none yet."""
         self.linears = [self.head]
         for block in self.network.blocks():
-            if type(block) is TransformerBlock:
+            if has_fused_form(block):
                 if not isinstance(block.fused_forward, FusedBlock):
                     block.fused_forward = FusedBlock(block, self.make_linear)
                 self.linears += block.fused_forward.linears()
@@ -335,11 +352,17 @@ class FusedNetwork:
             quantize_weights(self.linears)
         else:
             changed = set(parameters)
-            quantize_weights([linear for linear in self.linears if linear.parameter in changed])
+            quantize_weights(
+                [
+                    linear
+                    for linear in self.linears
+                    if any(copy.parameter in changed for copy in linear.copies)
+                ]
+            )
 
-    def compute_copies(self) -> dict[nn.Parameter, FusedLinear]:
-        """The layers that hold a copy of a parameter in the compute dtype, by parameter."""
-        return {linear.parameter: linear for linear in self.linears}
+    def compute_copies(self) -> dict[nn.Parameter, ComputeCopy]:
+        """The copies of parameters in the compute dtype, by parameter."""
+        return {copy.parameter: copy for linear in self.linears for copy in linear.copies}
 
     def embed(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         """RMSNorm of the token embeddings, in `dtype`."""

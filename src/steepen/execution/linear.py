@@ -5,12 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from steepen.kernels.cublaslt_gemm import gemm, gemm_add
+
+Parameters = nn.Parameter | Sequence[nn.Parameter]  # one, or several that read the same input
+
+
+def as_parts(parameters: Parameters) -> list[nn.Parameter]:
+    """The parameters as a list."""
+    return [parameters] if isinstance(parameters, nn.Parameter) else list(parameters)
 
 
 class GradientSignal:
@@ -41,20 +49,52 @@ class GradientSignal:
         return self
 
 
+@dataclass(frozen=True, eq=False)
+class ComputeCopy:
+    """A parameter times a factor in the compute dtype: rows of a linear layer's weight."""
+
+    parameter: nn.Parameter
+    factor: float
+    first: int  # row of the layer's weight
+    weight: Tensor  # a view of these rows
+
+    @property
+    def rows(self) -> slice:
+        """The rows in the layer's weight, and the columns in its output."""
+        return slice(self.first, self.first + len(self.weight))
+
+    def cast_rows_(self, first: int, values: Tensor) -> None:
+        """Fill the rows of the copy from `first` on with fp32 values, times the factor."""
+        values = values.reshape(-1, self.weight.shape[1])
+        rows = self.weight[first : first + len(values)]
+        rows.copy_(values)
+        if self.factor != 1.0:
+            rows.mul_(self.factor)
+
+
 class FusedLinear:
     """y = factor · x @ weightᵀ, with a copy of the weight in the compute dtype.
 
-    The parameter is (out, in) or a stack (count, out, in) whose outputs are concatenated. wgrad is
-    accumulated into the parameter's `.grad` in fp32. `head` marks the LM head.
+    A parameter is (out, in) or a stack (count, out, in) whose outputs are concatenated; several parameters
+    that read the same input (queries, and fewer keys and values) are concatenated too, because one GEMM with
+    many columns keeps a GPU busier than two. wgrad is accumulated into each parameter's `.grad` in fp32.
+    `head` marks the LM head.
     """
 
     def __init__(
-        self, parameter: nn.Parameter, factor: float, dtype: torch.dtype, *, head: bool = False
+        self, parameters: Parameters, factor: float, dtype: torch.dtype, *, head: bool = False
     ) -> None:
-        self.parameter, self.factor, self.head = parameter, factor, head
-        self.rows = parameter.numel() // parameter.shape[-1]
-        # Filled by `cast_weights` with the parameter times the factor.
-        self.weight = torch.empty(self.rows, parameter.shape[-1], dtype=dtype, device=parameter.device)
+        parts = as_parts(parameters)
+        self.factor, self.head = factor, head
+        self.rows = sum(part.numel() // part.shape[-1] for part in parts)
+        # Filled by `cast_weights` with the parameters times the factor.
+        self.weight = torch.empty(self.rows, parts[0].shape[-1], dtype=dtype, device=parts[0].device)
+        self.copies: list[ComputeCopy] = []
+        first = 0
+        for part in parts:
+            count = part.numel() // part.shape[-1]
+            self.copies.append(ComputeCopy(part, factor, first, self.weight[first : first + count]))
+            first += count
         self.signal: GradientSignal | None = None  # set by the network where someone may listen
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -77,11 +117,13 @@ class FusedLinear:
         return gemm(d, self.weight)
 
     def wgrad(self, d: Tensor, x: Tensor) -> None:
-        """Add the weight's gradient to `parameter.grad` in fp32, or create it if it is None."""
-        parameter, beta = self.parameter, 1.0
-        if parameter.grad is None:
-            parameter.grad, beta = torch.empty_like(parameter), 0.0
-        accumulate_gemm_(parameter.grad.view(self.rows, -1), d.t(), x, self.factor, beta)
+        """Add the weight's gradient to the parameters' `.grad` in fp32, or create it where it is None."""
+        for copy in self.copies:
+            parameter, beta = copy.parameter, 1.0
+            if parameter.grad is None:
+                parameter.grad, beta = torch.empty_like(parameter), 0.0
+            total = parameter.grad.view(copy.weight.shape)
+            accumulate_gemm_(total, d[:, copy.rows].t(), x, self.factor, beta)
 
     def backward(self, d: Tensor, x: Tensor) -> Tensor:
         """wgrad, then dgrad."""
@@ -91,20 +133,14 @@ class FusedLinear:
     def used(self) -> None:
         """Note a use in a forward pass that needs gradients."""
         if self.signal is not None:
-            self.signal.used(self.parameter)
+            for copy in self.copies:
+                self.signal.used(copy.parameter)
 
     def written(self) -> None:
         """Note that a use's part of the weight's gradient has been written."""
         if self.signal is not None:
-            self.signal.written(self.parameter)
-
-    def cast_rows_(self, first: int, values: Tensor) -> None:
-        """Fill the rows of the compute copy from `first` on with fp32 values, times the factor."""
-        values = values.reshape(-1, self.weight.shape[1])
-        rows = self.weight[first : first + len(values)]
-        rows.copy_(values)
-        if self.factor != 1.0:
-            rows.mul_(self.factor)
+            for copy in self.copies:
+                self.signal.written(copy.parameter)
 
 
 def is_released(parameter: Tensor) -> bool:
@@ -127,10 +163,12 @@ def accumulate_gemm_(total: Tensor, a: Tensor, b: Tensor, alpha: float, beta: fl
 
 def cast_weights(linears: list[FusedLinear]) -> None:
     """Copy all parameters that are not released, times their factors, into the compute copies."""
-    linears = [linear for linear in linears if not is_released(linear.parameter)]
-    if not linears:
+    copies = [copy for linear in linears for copy in linear.copies if not is_released(copy.parameter)]
+    if not copies:
         return
-    torch._foreach_copy_([x.weight for x in linears], [x.parameter.view(x.rows, -1) for x in linears])
-    scaled = [linear for linear in linears if linear.factor != 1.0]
+    # One multi-tensor launch: casting the matrices of a small network one by one is bound by launches.
+    values = [copy.parameter.view(copy.weight.shape) for copy in copies]
+    torch._foreach_copy_([copy.weight for copy in copies], values)
+    scaled = [copy for copy in copies if copy.factor != 1.0]
     if scaled:
-        torch._foreach_mul_([x.weight for x in scaled], [x.factor for x in scaled])
+        torch._foreach_mul_([copy.weight for copy in scaled], [copy.factor for copy in scaled])

@@ -30,7 +30,7 @@ class ExecutionMode:
 
 
 def choose_execution_mode(
-    standard_block: bool,
+    has_kernels: bool,
     precision: str,
     device: torch.device,
     *,
@@ -40,14 +40,14 @@ def choose_execution_mode(
 ) -> ExecutionMode:
     """Return the fastest mode this device offers, or the one `fused` and `compile` ask for.
 
-    `standard_block`: whether the blocks are those that have fused kernels. Raises
-    UsageError if the device cannot run what is requested.
+    `has_kernels`: whether the arm's blocks have fused kernels on a GPU. Raises UsageError if the device
+    cannot run what is requested.
     """
     on_gpu = device.type == "cuda"
     has_triton = has_triton_kernels(device)
     # The Triton kernels compute in bf16. The fused form leaves nothing of the built-in block to compile, so
     # --compile excludes it there.
-    available_on_gpu = has_triton and precision != "fp32" and not (standard_block and compile)
+    available_on_gpu = has_triton and precision != "fp32" and not (has_kernels and compile)
     available = available_on_gpu if on_gpu else not compile
     if fused and not available:
         raise UsageError(
@@ -55,7 +55,7 @@ def choose_execution_mode(
             "or a CPU, and no --compile beside it: leave --fused out."
         )
     use_fused = available and fused is not False
-    fused_block = standard_block and use_fused
+    fused_block = has_kernels and use_fused
     # torch.compile needs Triton on a GPU; on a CPU it compiles for longer than it saves.
     compiled = has_triton and not fused_block if compile is None else compile
     small = flops_per_step <= CUDA_GRAPH_MAX_FLOPS_PER_STEP

@@ -100,7 +100,7 @@ class Kernels:
     norm_inject_backward: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     embed_norm: Callable[[Tensor, Tensor, float, torch.dtype], tuple[Tensor, Tensor]]
     embed_norm_backward_: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
-    rotate_norm_: Callable[[Tensor, Tensor, float], Tensor]
+    rotate_norm_: Callable[[Tensor, Tensor, float, int], Tensor]
     rotate_norm_backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     swiglu: Callable[[Tensor], Tensor]
     swiglu_backward_: Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
@@ -127,7 +127,7 @@ class BlockKernels:
     rms_norm: Callable[..., tuple[GemmOperand, Tensor]]  # see norm.rms_norm_reference
     add_rms_norm: Callable[..., tuple[Tensor, GemmOperand, Tensor]]  # see norm.add_rms_norm_reference
     rms_norm_backward: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, GemmOperand]]
-    rotate_norm_: Callable[[Tensor, Tensor, float], Tensor]
+    rotate_norm_: Callable[[Tensor, Tensor, float, int], Tensor]
     rotate_norm_backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], GemmOperand]
     swiglu: Callable[[Tensor], GemmOperand]
     swiglu_backward_: Callable[

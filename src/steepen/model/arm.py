@@ -237,9 +237,9 @@ class Arm:
             object.__setattr__(self, "title", self.name)
 
     @property
-    def standard_block(self) -> bool:
-        """Whether the blocks are the paper's, which the fused kernels run."""
-        return self.block == "transformer" and self.block_options.standard
+    def fused_block(self) -> bool:
+        """Whether a GPU runs the blocks with fused kernels: the paper's, or with grouped-query attention."""
+        return self.block == "transformer" and self.block_options.only_grouped
 
     @property
     def custom_code(self) -> tuple[str, ...]:

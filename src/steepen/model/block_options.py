@@ -54,6 +54,11 @@ class BlockOptions:
         """Whether this is the paper's block."""
         return self == BlockOptions()
 
+    @property
+    def only_grouped(self) -> bool:
+        """Whether this is the paper's block, but for its heads of keys and values."""
+        return self == BlockOptions(kv_heads=self.kv_heads)
+
     def heads(self, shape: Shape) -> int:
         """Heads of keys and values."""
         found = shape.heads if self.kv_heads is None else self.kv_heads

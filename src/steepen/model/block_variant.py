@@ -1,7 +1,7 @@
 """The built-in block with other attention or another MLP (`BlockOptions`).
 
-It computes what `TransformerBlock` computes where an option is absent. Without fused kernels: torch.compile
-runs it on a GPU.
+It computes what `TransformerBlock` computes where an option is absent. On a GPU torch.compile runs it;
+grouped-query attention without other options has fused kernels.
 """
 
 from __future__ import annotations
@@ -111,11 +111,13 @@ class VariantBlock(TransformerBlock):
         return routed + self._dense(x, self.gate_up, self.down) if self.variant.shared_experts else routed
 
     def _dense(self, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        hidden = linear(x, gate_up)
+        return linear(self._activate(linear(x, gate_up)), down)
+
+    def _activate(self, hidden: Tensor) -> Tensor:
         if self.variant.activation == "relu2":
-            return linear(functional.relu(hidden).square(), down)
+            return functional.relu(hidden).square()
         gate, up = hidden.chunk(2, dim=-1)
-        return linear(functional.silu(gate) * up, down)
+        return functional.silu(gate) * up
 
     def _routed(self, x: Tensor) -> Tensor:
         """Each token through the experts that its scores choose, weighted by them.
@@ -130,7 +132,8 @@ class VariantBlock(TransformerBlock):
         if variant.balance == "bias":
             biased = biased.softmax(-1) + BIAS_SCALE * self.choice_bias.detach()
         chosen = biased.topk(variant.active_experts, dim=-1).indices  # (tokens, active)
-        load = torch.bincount(chosen.flatten(), minlength=experts)
+        # Not bincount: the compiler does not know the shape of its result.
+        load = (chosen.flatten().unsqueeze(-1) == torch.arange(experts, device=x.device)).sum(0)
         if variant.active_experts == 1:
             weights = scores.softmax(-1).gather(-1, chosen)
         else:
@@ -143,14 +146,30 @@ class VariantBlock(TransformerBlock):
             weights = _AddLoss.apply(weights, BALANCE_WEIGHT * self.loss_weight * term)
         # Tokens in the order of their experts, so that each expert is one GEMM.
         order = chosen.flatten().argsort(stable=True)
-        parts = tokens[order // variant.active_experts].split(load.tolist())
-        gate_up = self.expert_gate_up.unflatten(0, (experts, -1))
-        outputs = [
-            self._dense(part, gate_up[number], self.expert_down[number]) for number, part in enumerate(parts)
-        ]
         back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-        found = torch.cat(outputs)[back].unflatten(0, chosen.shape)
+        found = self._experts(tokens[order // variant.active_experts], load)[back].unflatten(0, chosen.shape)
         return (found * weights.to(x.dtype).unsqueeze(-1)).sum(-2).view_as(x)
+
+    def _experts(self, tokens: Tensor, load: Tensor) -> Tensor:
+        """Each expert on its tokens: `load` of them, one expert after the other."""
+        gate_up = self.expert_gate_up.unflatten(0, (len(load), -1))
+        if not has_grouped_gemm(tokens, self.expert_down):
+            parts = tokens.split(load.tolist())
+            each = zip(parts, gate_up, self.expert_down, strict=True)
+            return torch.cat([self._dense(part, first, second) for part, first, second in each])
+        # One launch for all experts, and their loads stay on the GPU: reading them would stop the host until
+        # the router is done, and end torch.compile's graph.
+        ends = load.cumsum(0, dtype=torch.int32)
+        first, second = (w.to(tokens.dtype).mT for w in (gate_up.flatten(1, 2), self.expert_down))
+        activated = self._activate(functional.grouped_mm(tokens, first, offs=ends))
+        return functional.grouped_mm(activated, second, offs=ends)
+
+
+def has_grouped_gemm(tokens: Tensor, weight: Tensor) -> bool:
+    """Whether one GEMM can run all experts: in bf16 on a GPU, with rows of multiples of 16 bytes."""
+    return (
+        tokens.is_cuda and tokens.dtype == torch.bfloat16 and not any(side % 8 for side in weight.shape[1:])
+    )
 
 
 def _balance_loss(scores: Tensor, chosen: Tensor) -> Tensor:

@@ -191,7 +191,7 @@ class Network(nn.Module):
         dtype = self.branch_dtype
         if layout is None:
             # The fused path applies RoPE in fp32 whatever the compute dtype.
-            exact = self.fused is not None and self.arm.standard_block
+            exact = self.fused is not None and self.arm.fused_block
             table = self.rotary[:, : tokens.shape[-1]].contiguous()
             rotary, rest = table if exact else table.to(dtype), ()
         else:

@@ -77,7 +77,7 @@ def training_memory(
     if gpus > 1:
         held = state_memory(planned, gpus, shard or "optimizer", matrix_bytes)
     full = gpus > 1 and shard == "full"
-    fused_blocks = planned.arm.standard_block and not full
+    fused_blocks = planned.arm.fused_block and not full
     of_blocks = 2.0 * executed * saved * (1 if fused_blocks else COMPILED_ACTIVATIONS)
     logits = 4.0 * tokens * shape.vocabulary if full else min(2.0 * tokens * shape.vocabulary, 2**29)
     return Memory(

@@ -25,14 +25,14 @@ NVLINK, NETWORK = 0.8 * 450e9, 0.8 * 50e9
 
 
 def parameter_shapes(arm: Arm, shape: Shape, passes: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of all parameters of a network of built-in blocks, by name, in the order of its modules."""
+    """Shapes of all parameters of a network with fused blocks, by name, in the order of its modules."""
     width, hidden, split = shape.width, shape.mlp_width, shape.allocation
-    block = {
-        "qkv": (3, width, width),
-        "out": (width, width),
-        "gate_up": (2, hidden, width),
-        "down": (width, hidden),
-    }
+    heads = arm.block_options.kv_heads
+    block: dict[str, tuple[int, ...]] = {"qkv": (3, width, width)} if heads is None else {}
+    block["out"] = (width, width)
+    if heads is not None:
+        block |= {"query": (width, width), "key_value": (2, heads * shape.head_dim, width)}
+    block |= {"gate_up": (2, hidden, width), "down": (width, hidden)}
     prefixes = [f"prelude.{i}" for i in range(split.prelude)]
     prefixes += [f"cores.{k}.{i}" for k in range(arm.stored_cores(passes)) for i in range(split.core)]
     prefixes += [f"coda.{i}" for i in range(split.coda)]
@@ -50,10 +50,10 @@ class Ownership:
 
 
 def busiest_owner(planned: PlannedRun, gpus: int) -> Ownership:
-    """What the rank with the most state owns at the end of the run; an equal share for custom blocks."""
+    """What the rank with the most state owns at the end of the run; an equal share for other blocks."""
     shape = planned.shape
     tables = 2.0 * shape.vocabulary * shape.width
-    if not planned.arm.standard_block:
+    if not planned.arm.fused_block:
         return Ownership((planned.stored_parameters - tables) / gpus, tables / gpus)
     pieces = assign_owners(parameter_shapes(planned.arm, shape, planned.schedule.max_passes), gpus)
     owned = [owned_by(pieces, rank).values() for rank in range(gpus)]

@@ -232,7 +232,7 @@ def _place_on_device(
         allocate(network, device)
     apply_execution_mode(network, spec.precision, fused=mode.fused, compiled=mode.compiled)
     if full:
-        built_in = spec.arm.standard_block
+        built_in = spec.arm.fused_block
         # A custom block may compute in fp32 what the built-in block computes in the compute dtype.
         dtype = network.compute_dtype if built_in else None
         tied = spec.arm.tied and spec.schedule.max_passes > 1

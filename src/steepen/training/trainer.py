@@ -187,7 +187,7 @@ def execution_mode(
             raise UsageError("`shard` full runs the reference or torch.compile: leave `fused` out.")
         fused = False
     return choose_execution_mode(
-        spec.arm.standard_block,
+        spec.arm.fused_block,
         spec.precision,
         device,
         flops_per_step=spec.batch_tokens * flops_per_token(spec.arm, spec.shape, 1).total,
