@@ -53,7 +53,7 @@ COMMANDS = {  # with the kB that are free in each attempt
     "pack s --studies {root}/studies --out s.tar.gz": (0, 8),
     "unpack {root}/pack/s.tar.gz --out unpacked": (0, 8),
     "report s --studies {root}/studies --out page --format svg": (0, 8),
-    "fit paper:fineweb --draws 100 --write-table table.csv": (0,),
+    "fit paper:fineweb --draws 100 --write-result table.csv": (0,),
 }
 
 

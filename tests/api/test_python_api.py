@@ -267,10 +267,12 @@ def test_fit_writes_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         "plain",
     ]
     files = [tmp_path / name for name in ("laws.tex", "laws.csv", "laws.md")]
-    assert main([*words, *(word for file in files for word in ("--write-table", str(file)))]) == 0
+    assert main([*words, *(word for file in files for word in ("--write-result", str(file)))]) == 0
     assert "table: " in capsys.readouterr().out
     tex, table, markdown = (file.read_text() for file in files)
     assert tex.splitlines()[1].startswith("\\begin{tabular}") and "mine & " in tex
     assert table.splitlines()[0].startswith("arm,better,multiplier,") and len(table.splitlines()) == 3
     assert "| mine |" in markdown
-    assert main([*words, "--write-table", "laws.doc"]) == 2 and ".tex, .csv or .md" in capsys.readouterr().err
+    assert (
+        main([*words, "--write-result", "laws.doc"]) == 2 and ".tex, .csv or .md" in capsys.readouterr().err
+    )

@@ -19,6 +19,7 @@ from steepen.laws.units import read_number
 from steepen.report.colours import _rgb, arm_styles
 from steepen.report.curves import curves_of
 from steepen.report.figure_options import FigureOptions
+from steepen.requests.app import main
 
 LADDER = np.geomspace(1e18, 1e20, 6)
 fit = cast("Any", steepen.fit)  # its result is that of one of three laws
@@ -207,7 +208,7 @@ def test_messy_project_is_recovered_and_its_table_can_be_saved(tmp_path: Path) -
     assert "compute is empty" in str(caught.value) or "flops is empty" in str(caught.value)
     saved = tmp_path / "understood.csv"
     result = fit(
-        rows, reference="Baseline", where="dataset=c4", drop_missing=True, write_runs=saved, draws=200,
+        rows, reference="Baseline", where="dataset=c4", drop_missing=True, write_table=saved, draws=200,
         method="joint",
     )  # fmt: skip
     kinds = " ".join(one.what for one in result.problems)
@@ -220,6 +221,50 @@ def test_messy_project_is_recovered_and_its_table_can_be_saved(tmp_path: Path) -
     again = fit(saved, reference="Baseline", draws=200, method="joint")
     assert [row.gamma for row in again.rows] == pytest.approx([row.gamma for row in result.rows], rel=1e-9)
     assert json.loads(result.to_json())["problems"][0]["severity"] == "warning"
+
+
+def test_several_data_sets_are_judged_by_themselves_in_one_call(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [*project(), {"model": "Baseline", "dataset": "tiny", "seed": 0, "compute": 1e18, "val_loss": 3.0}]
+    options = {"reference": "Baseline", "drop_missing": True, "draws": 200, "method": "joint"}
+    saved = tmp_path / "understood.csv"
+    both = fit(rows, by="dataset", write_table=saved, **options)
+    for dataset in ("c4", "pile"):
+        alone = fit(rows, where=f"dataset={dataset}", **options)
+        assert both[dataset].to_dict() == alone.to_dict()
+    assert "tiny" in both.warnings()[0] and "tiny" not in both.results
+    assert {row["dataset"] for row in both.to_rows()} == {"c4", "pile"}
+    assert set(json.loads(both.to_json())["results"]) == {"c4", "pile"}
+    again = fit(saved, by="dataset", **options)
+    assert again.to_rows()[0]["gamma"] == pytest.approx(both.to_rows()[0]["gamma"], rel=1e-9)
+    both.write_report(tmp_path / "page.html")
+    assert "moe_8x (pile)" in (tmp_path / "page.html").read_text()
+    with pytest.raises(UsageError, match="forecasts are of one data set"):
+        fit(rows, by="dataset", register=tmp_path / "ledger.jsonl", budget=1e22, **options)
+    words = ["fit", str(saved), "--by", "dataset", "--reference", "Baseline", "--write-table"]
+    assert main([*words, str(tmp_path / "laws.tex")]) == 2
+    assert "written with --write-result" in " ".join(capsys.readouterr().err.split())
+
+
+def test_exit_code_tells_programs_what_is_undecided(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def exit_code(losses: list[float], *words: str) -> int:
+        columns = runs(loss=losses)
+        lines = zip(columns["model"], columns["flops"], losses, strict=True)
+        text = "".join(f"{arm},{flops!r},{loss!r}\n" for arm, flops, loss in lines)
+        (tmp_path / "runs.csv").write_text("arm,flops,loss\n" + text)
+        return main(["fit", str(tmp_path / "runs.csv"), "--reference", "base", "--draws", "100", *words])
+
+    noise = np.random.default_rng(0).standard_normal(12)
+    clear, unclear = (
+        [loss + sd * float(e) for loss, e in zip(runs()["loss"], noise, strict=True)] for sd in (1e-4, 0.05)
+    )
+    assert exit_code(clear, "--exit-code") == 0
+    assert exit_code(unclear, "--exit-code") == 3
+    assert exit_code(unclear) == 0
+    assert exit_code([*clear[:-1], -1.0], "--exit-code") == 2
 
 
 def test_json_follows_its_published_schema() -> None:
@@ -296,7 +341,7 @@ def test_options_that_mean_nothing_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "runs.csv").write_text("arm,flops,loss\na,1e18,3\n")
     with pytest.raises(UsageError, match="`at` is for runs of a tracker"):
         fit(tmp_path / "runs.csv", at="best")
-    with pytest.raises(UsageError, match="`x` and `predict` are for `law` compute"):
+    with pytest.raises(UsageError, match="`x`, `predict` and `exit_code` are for `law` compute"):
         fit(runs(), law="chinchilla", predict=[1e21])
 
 

@@ -223,7 +223,7 @@ def test_the_command_lists_shows_and_draws(capsys: pytest.CaptureFixture[str], t
     found = json.loads(capsys.readouterr().out)
     assert [found["item"]["number"], len(found["panels"]), len(found["tables"])] == ["Figure 12", 5, 0]
     assert file.stat().st_size > 10_000
-    assert main(["paper", "table", "7", "--write-table", str(tmp_path / "table7.csv")]) == 0
+    assert main(["paper", "table", "7", "--write-result", str(tmp_path / "table7.csv")]) == 0
     assert "mean_optimal_tpp" in capsys.readouterr().out
     assert "untied-2,6.07" in (tmp_path / "table7.csv").read_text()
     assert main(["paper", "claim", "exponent"]) == 0

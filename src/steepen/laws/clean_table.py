@@ -60,6 +60,15 @@ class Problem:
         return (f"{self.place}: " if self.lines else "") + f"{self.what}; {self.done}"
 
 
+def worst_first(problems: Sequence[Problem]) -> tuple[Problem, ...]:
+    """Errors, warnings, notes; of equals, those of the whole table and of more lines first."""
+
+    def order(one: Problem) -> tuple[int, float]:
+        return SEVERITIES.index(one.severity), -(len(one.lines) or math.inf)
+
+    return tuple(sorted(problems, key=order))
+
+
 @dataclass(frozen=True)
 class Cleaning:
     """What a fit needs of a table, and what may be done to it.
@@ -88,7 +97,7 @@ def clean(table: Table, cleaning: Cleaning) -> Table:
     work.check_repeats()
     work.drop_repeats()
     work.drop_diverged()
-    errors = [one for one in work.sorted_problems() if one.severity == "error"]
+    errors = [one for one in worst_first(work.problems) if one.severity == "error"]
     if errors:
         raise UsageError(_error_text(table, errors))
     return work.table()
@@ -115,13 +124,6 @@ class _Work:
         lines = tuple(self.source.lines[row] for row in rows)
         self.problems.append(Problem(severity, what, done, lines, self.source.row_word))
 
-    def sorted_problems(self) -> list[Problem]:
-        """Worst first; of equals, those of the whole table and of more lines."""
-        return sorted(
-            self.problems,
-            key=lambda one: (SEVERITIES.index(one.severity), -(len(one.lines) or math.inf)),
-        )
-
     def rows(self) -> list[int]:
         """The rows that are still in use."""
         return [row for row in range(len(self.source)) if row not in self.dropped]
@@ -134,7 +136,7 @@ class _Work:
             **({} if self.arms is None else {"arm": tuple(self.arms)}),
         }
         whole = replace(
-            self.source, columns=columns, problems=tuple(self.sorted_problems()), cleaning=self.cleaning,
+            self.source, columns=columns, problems=worst_first(self.problems), cleaning=self.cleaning,
             axis=cost_axis(self.cleaning.x),
         )  # fmt: skip
         return whole.keep(self.rows())
@@ -299,8 +301,8 @@ class _Work:
             more = f" and {len(counts) - MAX_LINES} more" if len(counts) > MAX_LINES else ""
             self.add(
                 "error", f"the table has {len(counts)} data sets in the column {name}: {listed}{more}",
-                f"fit one at a time with `where` '{name}={counts.most_common(1)[0][0]}', compare them with"
-                f" `columns` arm={name}, or say with `columns` dataset=none that these are none",
+                f"fit each with `by` {name}, one with `where` '{name}={counts.most_common(1)[0][0]}', compare"
+                f" them with `columns` arm={name}, or say with `columns` dataset=none that these are none",
             )  # fmt: skip
             return
 
@@ -365,7 +367,7 @@ class _Work:
         if cost is None:
             return
         table = self.source
-        names = [name for name in map(table.optional, ("seed", "run", "corpus", "recipe")) if name]
+        names = [name for name in map(table.optional, ("seed", "run", "corpus", "recipe", "dataset")) if name]
         seen: dict[tuple[Any, ...], int] = {}
         again: dict[int, int] = {}  # the earlier row of each repeated one
         for row in self.rows():

@@ -197,6 +197,17 @@ class Table:
             raise UsageError(f"no row of {self.source} has {' and '.join(conditions)}.")
         return self.keep(keep)
 
+    def split(self, column: str) -> dict[str, Table]:
+        """The rows of every value of a column, by the value."""
+        self.require([column])
+        rows: dict[str, list[int]] = {}
+        for row, value in enumerate(self.names(column)):
+            rows.setdefault(value, []).append(row)
+        return {
+            value: replace(self.keep(own), source=f"{self.source} ({column}={value})")
+            for value, own in rows.items()
+        }
+
     def keep(self, keep: Sequence[int]) -> Table:
         """The rows of these indices."""
         if len(keep) == len(self):

@@ -25,7 +25,7 @@ from steepen.requests.request import Argument, Field, Request, fields_of, with_f
 from steepen.utils.codec import Option
 from steepen.utils.values import metavar, repeats
 
-OUTPUT = "Output"  # panel of --json, --figure and --write-table
+OUTPUT = "Output"  # panel of --json, --figure and --write-result
 FIGURE = "figure_option_"  # before the names of the figure's options among those of typer
 
 
@@ -53,6 +53,8 @@ def command_function(kind: type[Request[Any]]) -> Callable[..., None]:
             if found := getattr(result, "problems", ()):
                 result.with_problems(tuple(replace(one, done=with_flags(kind, one.done)) for one in found))
             show_result(kind, result, bool(as_json), figure, tables, drawn, page)
+            if code := result.exit_code:
+                raise typer.Exit(code)
 
     ordered = sorted(fields, key=lambda field: field.option.panel != kind.first_panel)
     parameters = [_parameter(kind, field) for field in (ordered if kind.first_panel else fields)]
@@ -153,7 +155,7 @@ def _output_options(kind: type[Request[Any]]) -> dict[str, Any]:
         kinds = ", ".join(WRITERS)
         found["table_files"] = Annotated[
             list[str] | None,
-            typer.Option("--write-table", help=f"Write the rows to this file ({kinds}). Repeatable.",
+            typer.Option("--write-result", help=f"Write the rows to this file ({kinds}). Repeatable.",
                          metavar="<path>", show_default=False, rich_help_panel=OUTPUT),
         ]  # fmt: skip
     return found

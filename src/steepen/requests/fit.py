@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, cast
 
 from steepen.errors import UsageError
+from steepen.laws.clean_table import worst_first
 from steepen.requests.request import Option, Request, function
-from steepen.requests.tables import ReadsTable
+from steepen.requests.tables import TABLE, ReadsTable
 from steepen.results.chinchilla import ChinchillaResult
 from steepen.results.fit import ComputeResult
+from steepen.results.fits_by import FitsBy
 from steepen.results.isoflop import IsoflopResult
 from steepen.utils.codec import Range
 from steepen.utils.console import spinner
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from steepen.laws.prior import Prior
     from steepen.laws.table import Table
 
-FitResult: TypeAlias = ComputeResult | ChinchillaResult | IsoflopResult
+OneFit: TypeAlias = ComputeResult | ChinchillaResult | IsoflopResult
+FitResult: TypeAlias = OneFit | FitsBy
 
 # Panels of --help.
 COMPUTE = "Law: compute"
@@ -64,9 +67,16 @@ class Fit(ReadsTable, Request[FitResult]):
     )
     figure = tables = True
 
+    by: Annotated[
+        str | None, Option("Fit the rows of every value of this column by themselves: dataset.", TABLE)
+    ] = None
     reference: Annotated[str | None, Option("Arm that every other arm is compared with.")] = None
     full: Annotated[
         bool, Option("Print everything: sentences, what would change them, laws and multipliers.")
+    ] = False
+    exit_code: Annotated[
+        bool,
+        Option("For programs: exit with 3 if it is not resolved for some arm whether it is better.", COMPUTE),
     ] = False
     law: Annotated[
         Literal["compute", "chinchilla", "looped", "isoflop"],
@@ -205,25 +215,38 @@ class Fit(ReadsTable, Request[FitResult]):
 
     def check(self) -> None:
         """Reject registered forecasts of other laws, without a budget, or that are not there."""
-        if self.law != "compute" and (self.x != "flops" or self.predict):
-            raise UsageError("`x` and `predict` are for `law` compute.")
+        if self.law != "compute" and (self.x != "flops" or self.predict or self.exit_code):
+            raise UsageError("`x`, `predict` and `exit_code` are for `law` compute.")
         if self.law == "isoflop" and self.irreducible_loss is not None:
             raise UsageError("`irreducible_loss` is for the laws that have one, not for `law` isoflop.")
         if (self.register or self.score) and self.law != "compute":
             raise UsageError("`register` and `score` are for `law` compute.")
+        if (self.register or self.score) and self.by:
+            raise UsageError("forecasts are of one data set: choose it with `where`, not with `by`.")
         if self.register and self.budget is None:
             raise UsageError("say with `budget` at which FLOPs to forecast, for `register`.")
         if self.score and not self.score.is_file():
             raise UsageError(f"there are no registered forecasts at {self.score}; `register` writes them.")
 
     def run(self) -> FitResult:
-        """Read the table and fit the law."""
-        table, request = self.read_table(NEEDS[self.law]), self._as_published()
+        """Read the table and fit the law; with `by`, to each part of the table."""
         fits = {
             "compute": _fit_compute, "chinchilla": _fit_chinchilla, "looped": _fit_chinchilla,
             "isoflop": _fit_isoflop,
         }  # fmt: skip
-        return fits[self.law](request, table).with_problems(table.problems)
+        request, tables = self._as_published(), self.read_table(NEEDS[self.law], self.by)
+        if self.by is None:
+            return fits[self.law](request, tables[""]).with_problems(tables[""].problems)
+        found, short = dict[str, OneFit](), list[str]()
+        for value, table in tables.items():
+            try:
+                found[value] = fits[self.law](request, table)
+            except UsageError as error:
+                short.append(str(error))
+        if not found:
+            raise UsageError("\n".join(short))
+        problems = [one for value in found for one in tables[value].problems]
+        return FitsBy(self.by, found, tuple(short)).with_problems(worst_first(problems))
 
     def _as_published(self) -> Fit:
         """The request, with the paper's reference, hold-outs and C0 for the paper's own ladders."""
@@ -280,7 +303,9 @@ def _fit_compute(request: Fit, table: Table) -> ComputeResult:
     if request.register and request.budget:
         written = register_forecasts(request.register, analysis, ladders, request.budget, arms)
         registered = tuple(score_registered(written, {}))
-    found = ComputeResult(analysis, ladders, registered, scored, full=request.full)
+    found = ComputeResult(
+        analysis, ladders, registered, scored, full=request.full, exit_codes=request.exit_code
+    )
     return replace(found, predictions=found.predict(request.predict)) if request.predict else found
 
 

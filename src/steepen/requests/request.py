@@ -76,7 +76,7 @@ class Request(ABC, Generic[R_co]):
 
     examples: ClassVar[tuple[str, ...]] = ()  # commands that `--help` shows
     figure: ClassVar[bool] = False  # whether the command takes --figure: the result has panels
-    tables: ClassVar[bool] = False  # whether the command takes --write-table
+    tables: ClassVar[bool] = False  # whether the command takes --write-result
     first_panel: ClassVar[str] = ""  # of `--help`, where it is not that of the first field
 
     def __post_init__(self) -> None:

@@ -74,35 +74,49 @@ class ReadsTable:
     keep_diverged: Annotated[
         bool, Option("Keep runs whose loss is far above that of their arm's other runs.", TABLE)
     ] = False
-    write_runs: Annotated[
-        Path | None, Option("Write the runs as they were understood to this .csv.", TABLE)
+    write_table: Annotated[
+        Path | None, Option("Write the table as it was understood to this .csv.", TABLE)
     ] = None
 
-    def read_table(self, needs: tuple[str, ...]) -> Table:
-        """The runs, with the columns that a law needs as numbers under our names, and what was done."""
+    def read_table(self, needs: tuple[str, ...], by: str | None = None) -> dict[str, Table]:
+        """The runs by the values of the column `by` (without one under ""), and what was done to them.
+
+        The columns that a law needs are numbers, under our names.
+        """
         from steepen.laws.clean_table import Cleaning, clean
 
-        table = as_table(self.table, columns=self.columns, where=self.where, at=self.at)
+        if self.write_table is not None and self.write_table.suffix.lower() != ".csv":
+            raise UsageError(
+                f"`write_table` {self.write_table.name} must end in .csv: it is the table as it was "
+                "understood. Laws and verdicts are written with --write-result."
+            )
+        whole = as_table(self.table, columns=self.columns, where=self.where, at=self.at)
         cleaning = Cleaning(needs, self.x, self.flops, self.drop_missing, self.keep_diverged)
-        found = clean(table, cleaning)
-        if self.write_runs is not None:
-            _write_runs(found, self.write_runs)
+        found: dict[str, Table] = {}
+        errors: list[str] = []
+        for value, part in ({"": whole} if by is None else whole.split(by)).items():
+            try:
+                found[value] = clean(part, cleaning)
+            except UsageError as error:
+                errors.append(str(error))
+        if errors:
+            raise UsageError("\n".join(errors))
+        if self.write_table is not None:
+            _write_table(list(found.values()), self.write_table)
         return found
 
 
-def _write_runs(table: Table, path: Path) -> None:
+def _write_table(tables: Sequence[Table], path: Path) -> None:
     """Every column of the rows in use, with those that were understood first."""
     from steepen.results.render import to_csv
     from steepen.results.table import Table as Rows
     from steepen.utils.files import write_atomically
 
-    if path.suffix.lower() != ".csv":
-        raise UsageError(f"`write_runs` {path.name} must end in .csv.")
-    own = ("arm", *table.cleaning.needs) if table.cleaning else ()
-    names = [name for name in own if name in table.columns]
-    names += [name for name in table.columns if name not in own]
-    rows = tuple(zip(*(table.columns[name] for name in names), strict=True))
-    write_atomically(path, to_csv(Rows(table.source, tuple(names), rows)))
+    first = tables[0]
+    names = dict.fromkeys(("arm", *(first.cleaning.needs if first.cleaning else ()), *first.columns))
+    names = [name for name in names if name in first.columns]
+    rows = [row for one in tables for row in zip(*(one.columns[name] for name in names), strict=True)]
+    write_atomically(path, to_csv(Rows(first.source, tuple(names), tuple(rows))))
 
 
 def as_table(

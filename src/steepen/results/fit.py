@@ -37,6 +37,7 @@ STYLES: dict[str, str] = {
     "not resolved": "yellow",
     "undecided": "yellow",
 }
+UNDECIDED = 3  # exit code
 MAX_ROWS_IN_BRIEF = 10
 MAX_WARNINGS_IN_BRIEF = 2
 
@@ -63,6 +64,13 @@ class ComputeResult(Result):
     scored: tuple[ScoredForecast, ...] = ()
     predictions: Predictions | None = None
     full: bool = False
+    exit_codes: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """3, where it was asked for, if it is not resolved for an arm whether it is better."""
+        open_arms = [one for one in self.verdicts.values() if one.better == "not resolved"]
+        return UNDECIDED if self.exit_codes and open_arms else 0
 
     def predict(self, flops: float | Iterable[float]) -> Predictions:
         """The loss of every arm at one or more computes, with intervals for one run."""

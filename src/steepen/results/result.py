@@ -45,6 +45,11 @@ class Result(ABC):
         return self
 
     @property
+    def exit_code(self) -> int:
+        """The exit code of the command."""
+        return 0
+
+    @property
     @abstractmethod
     def rows(self) -> Sequence[Any]:
         """The rows: frozen dataclasses whose fields say how they are shown (`Column`)."""
