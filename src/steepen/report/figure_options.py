@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Annotated, TypeAlias
 
 from steepen.errors import UsageError, nearest
 from steepen.report.colours import arm_key, arm_styles, own_colour
@@ -35,30 +35,30 @@ class FigureOptions:
     ] = ()
     size: Annotated[Size | None, Option("Width and height in inches: 7x2.5.")] = None
     labels: Annotated[
-        Pairs, Option("Names to show: base=Transformer,moe_8x=MoE. Default: as the table has them.")
-    ] = field(default_factory=dict[str, str])
-    colours: Annotated[Pairs, Option("Colours of arms: base=#000000,moe_8x=#d55e00.")] = field(
-        default_factory=dict[str, str]
-    )
+        Pairs | None, Option("Names to show: base=Transformer,moe_8x=MoE. Default: as the table has them.")
+    ] = None
+    colours: Annotated[Pairs | None, Option("Colours of arms: base=#000000,moe_8x=#d55e00.")] = None
     order: Annotated[Words, Option("Order of the arms in the legend; others follow.")] = ()
 
     @property
     def titles(self) -> dict[str, str]:
         """The labels, by the names of arms as they are and as they are compared."""
-        return {**self.labels, **{arm_key(name): label for name, label in self.labels.items()}}
+        labels = self.labels or {}
+        return {**labels, **{arm_key(name): label for name, label in labels.items()}}
 
     def apply(self, panels: Sequence[Panel]) -> list[Panel]:
         """The chosen panels; every arm has one colour and one marker in all of them."""
         arms = list(dict.fromkeys(one.arm for panel in panels for one in panel.series if one.arm))
         for name, given in (("labels", self.labels), ("colours", self.colours), ("order", self.order)):
-            unknown = next((arm for arm in given if arm not in arms), None)
+            unknown = next((arm for arm in given or () if arm not in arms), None)
             if unknown is not None:
                 raise UsageError(
                     f"the figure's {name} name {unknown!r}, which is no arm; did you mean "
                     f"{nearest(unknown, arms)}?"
                 )
         ordered = [*self.order, *(arm for arm in arms if arm not in self.order)]
-        styles = arm_styles(ordered, {arm: own_colour(text) for arm, text in self.colours.items()})
+        chosen = {arm: own_colour(text) for arm, text in (self.colours or {}).items()}
+        styles = arm_styles(ordered, chosen)
 
         def styled(series: Series) -> Series:
             if not series.arm or series.level is not None or series.variant:
@@ -90,14 +90,9 @@ class FigureOptions:
         return found
 
 
-def figure_hints() -> dict[str, Any]:
-    """The type of every option."""
-    return typing.get_type_hints(FigureOptions, include_extras=True)
-
-
 def figure_options(given: Mapping[str, object]) -> FigureOptions:
     """Options from keywords of `save_figure`, or from the text of a command."""
-    hints = figure_hints()
+    hints = typing.get_type_hints(FigureOptions, include_extras=True)
     unknown = next((name for name in given if name not in hints), None)
     if unknown is not None:
         raise UsageError(f"a figure has no option {unknown!r}; the nearest are {nearest(unknown, hints)}.")

@@ -14,10 +14,10 @@ import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
-from steepen.errors import INTERNAL, SteepenError, UsageError, failure_of
+from steepen.errors import INTERNAL, UsageError, failure_of
 from steepen.requests.command import command_function, shorten_types
 from steepen.requests.registry import VERBS, Verb, find_verb
-from steepen.requests.request import Argument, Field, Request, fields_of, replace_fields
+from steepen.requests.request import Argument, Field, fields_of
 from steepen.utils.imports import code_from
 from steepen.utils.printable_stream import printable_output
 from steepen.utils.values import metavar
@@ -35,15 +35,13 @@ class Verbs(TyperGroup):
         name, _, _ = super().resolve_command(ctx, args)  # suggests the nearest for an unknown word
         name, words = str(name), args[1:]
         members = [verb.name for verb in VERBS.values() if verb.name.startswith(f"{name} ")]
-        fields = _fields(VERBS[name]) if members else ()
+        fields = fields_of(VERBS[name].load()) if members and VERBS[name].target else ()
         place = _first_word(fields, words) if members else len(words)
         if place < len(words) and (verb := find_verb(f"{name} {words[place]}")) is not None:
             # Options may be before the member's name: `runs --runs DIR show RUN`.
             words.pop(place)
-            command = build_command(verb)
-            if issubclass(kind := verb.load(), Request):
-                kind.check_words(words)
-            return verb.name, command, words
+            verb.load().check_words(words)
+            return verb.name, build_command(verb), words
         if place < len(words) and fields and not any(isinstance(one.option, Argument) for one in fields):
             others = ", ".join(one.partition(" ")[2] for one in members)
             raise UsageError(f"steepen {name} has no command {words[place]!r}; it has {others}, or none.")
@@ -60,53 +58,15 @@ def build_command(verb: Verb) -> Any:
             rich_markup_mode="rich", context_settings=CONTEXT, commands=listed,
         )  # fmt: skip
         return shorten_types(group)
-    found = verb.load()
-    if isinstance(found, typer.Typer):  # commands that are not requests yet
-        return _name_options(shorten_types(typer.main.get_command(found)))
     app = typer.Typer(add_completion=False, rich_markup_mode="rich", context_settings=CONTEXT)
     others = " ".join(f"[bold]steepen {one.name}[/bold]: {one.summary}" for one in members)
-    is_request = isinstance(found, type) and issubclass(found, Request)
-    if is_request:
-        found = command_function(found)
-    app.command(verb.name, epilog=others or None)(found)
-    command = shorten_types(typer.main.get_command(app))
-    return command if is_request else _name_options(command)
-
-
-def _name_options(command: Any) -> Any:
-    """Make errors of a command that is not a request name its options too, where they name fields."""
-    for inner in getattr(command, "commands", {}).values():
-        _name_options(inner)
-    flags = {one.name: one.opts[0] for one in command.params}
-    run = command.callback
-
-    def callback(*args: Any, **keywords: Any) -> Any:
-        try:
-            return run(*args, **keywords)
-        except SteepenError as error:
-            error.args = (replace_fields(str(error), flags.get),)
-            raise
-
-    command.callback = callback if run is not None else None
-    return command
+    app.command(verb.name, epilog=others or None)(command_function(verb.load()))
+    return shorten_types(typer.main.get_command(app))
 
 
 def all_commands() -> Iterator[tuple[str, Any]]:
     """Every command with its words, in the order of the help."""
-    for verb in VERBS.values():
-        if not verb.target:
-            continue
-        command = build_command(verb)
-        inner: dict[str, Any] = getattr(command, "commands", {})  # of commands that are no requests yet
-        if not inner or command.invoke_without_command:
-            yield verb.name, command
-        yield from ((f"{verb.name} {name}", one) for name, one in inner.items())
-
-
-def _fields(verb: Verb) -> tuple[Field, ...]:
-    """The fields of a verb's request; none of a group."""
-    found = verb.load() if verb.target else None
-    return fields_of(found) if isinstance(found, type) and issubclass(found, Request) else ()
+    return ((verb.name, build_command(verb)) for verb in VERBS.values() if verb.target)
 
 
 def _first_word(fields: tuple[Field, ...], words: list[str]) -> int:
@@ -194,6 +154,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if debug and not isinstance(error, KeyboardInterrupt):
             raise
+        for note in getattr(error, "__notes__", ()):  # such as how an interrupted evaluation resumes
+            print(note, file=sys.stderr)
         failure = failure_of(error)
         hint = " (Add --debug for the traceback.)" if failure.exit_code == INTERNAL else ""
         _print_error(failure.message + hint)

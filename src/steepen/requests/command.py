@@ -11,9 +11,8 @@ import functools
 import inspect
 import re
 import sys
-import typing
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,47 +20,102 @@ import typer
 from rich.markup import escape
 
 from steepen.errors import SteepenError
-from steepen.requests.request import Argument, Field, Request, fields_of, with_flags
+from steepen.requests.request import Argument, Field, Request, fields_of, option_fields, with_flags
+from steepen.results.render import WRITERS, check_figure, check_report, check_table
 from steepen.utils.codec import Option
 from steepen.utils.values import metavar, repeats
 
-OUTPUT = "Output"  # panel of --json, --figure and --write-result
-FIGURE = "figure_option_"  # before the names of the figure's options among those of typer
+OUTPUT = "Output"  # panel of the options that every command has
+PREFIX = "output_"  # before their names among the parameters that typer sees
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a command does with its result besides printing it."""
+
+    json: Annotated[bool, Option("Print the result as JSON.", OUTPUT)] = False
+    figure: Annotated[Path | None, Option("Draw the result to this .pdf, .png or .svg.", OUTPUT)] = None
+    report: Annotated[
+        Path | None, Option("Write a self-contained page of the result to this .html.", OUTPUT)
+    ] = None
+    figure_options: Mapping[str, str] = field(default_factory=dict[str, str])
+    write_result: Annotated[
+        tuple[Path, ...], Option(f"Write the rows to this file ({', '.join(WRITERS)}). Repeatable.", OUTPUT)
+    ] = ()
+
+    @staticmethod
+    def of(words: Mapping[str, Any]) -> Output:
+        """What the options say; a file name that no renderer writes is rejected before anything runs."""
+        own = {name: value for name, value in words.items() if not name.startswith("figure_")}
+        for name, check in (("figure", check_figure), ("report", check_report)):
+            if name in own:
+                check(Path(own[name]))
+        for path in own.get("write_result", ()):
+            check_table(Path(path))
+        drawn = {name.removeprefix("figure_"): words[name] for name in words.keys() - own.keys()}
+        return Output(**own, figure_options=drawn)
+
+    def show(self, kind: type[Request[Any]], result: Any) -> None:
+        """Write the files of a result and print it; fails after that where the result says so."""
+        from steepen.utils.formatting import wrap_to_terminal
+
+        for note in result.notes:
+            print(wrap_to_terminal(f"note: {with_flags(kind, note)}", sys.stderr), file=sys.stderr)
+        if self.figure is not None:
+            result.save_figure(self.figure, **self.figure_options)
+        for path in self.write_result:
+            result.write_table(path)
+        if self.report is not None:
+            result.write_report(self.report, **self.figure_options)
+        if self.json:
+            print(result.to_json())
+        else:
+            result.print()
+            tables = (("table", path) for path in self.write_result)
+            for word, path in (("figure", self.figure), *tables, ("report", self.report)):
+                if path is not None:
+                    print(f"{word}: {path}")
+        if result.failure:
+            raise SteepenError(result.failure)
+
+
+def output_fields(kind: type[Request[Any]]) -> Iterator[Field]:
+    """The options of a command besides the request's fields, named `output_…`."""
+    from steepen.report.figure_options import FigureOptions
+
+    for one in option_fields(Output):
+        if kind.tables if one.name == "write_result" else kind.figure or one.name == "json":
+            yield one
+        if kind.figure and one.name == "report":
+            for drawn in option_fields(FigureOptions):
+                option = replace(drawn.option, help=f"Of the figure: {drawn.option.help}", panel=OUTPUT)
+                yield replace(drawn, name=f"figure_{drawn.name}", option=option)
 
 
 def command_function(kind: type[Request[Any]]) -> Callable[..., None]:
     """The function that typer makes the command of: one parameter for each field, and the output options."""
-    fields = fields_of(kind)
 
     def run(**words: Any) -> None:
-        as_json, figure = words.pop("as_json", False), words.pop("figure_file", None)
-        drawn = {
-            name.removeprefix(FIGURE): words.pop(name) for name in list(words) if name.startswith(FIGURE)
-        }
-        drawn = {name: value for name, value in drawn.items() if value is not None}
-        page: str | None = words.pop("report_file", None)
-        tables: list[str] = words.pop("table_files", None) or []
         given = {name: value for name, value in words.items() if value is not None and value != []}
+        shown = {name.removeprefix(PREFIX): given.pop(name) for name in [*given] if name.startswith(PREFIX)}
         try:
-            request = kind(**given)
-            _check_suffixes(figure, tables, page)
-            result = request.run_in_terminal(bool(as_json))
+            request, output = kind(**given), Output.of(shown)
+            result = request.run_in_terminal(output.json)
         except SteepenError as error:
             error.args = (with_flags(kind, str(error)),)
             raise
         if result is not None:
             if found := getattr(result, "problems", ()):
                 result.with_problems(tuple(replace(one, done=with_flags(kind, one.done)) for one in found))
-            show_result(kind, result, bool(as_json), figure, tables, drawn, page)
+            output.show(kind, result)
             if code := result.exit_code:
                 raise typer.Exit(code)
 
-    ordered = sorted(fields, key=lambda field: field.option.panel != kind.first_panel)
-    parameters = [_parameter(kind, field) for field in (ordered if kind.first_panel else fields)]
-    parameters += [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in _output_options(kind).items()
-    ]
+    fields = fields_of(kind)
+    if kind.first_panel:
+        fields = sorted(fields, key=lambda one: one.option.panel != kind.first_panel)
+    parameters = [_parameter(kind, one) for one in fields]
+    parameters += [_parameter(kind, one, PREFIX) for one in output_fields(kind)]
     run.__doc__ = help_text(kind)
     run.__dict__["__signature__"] = inspect.Signature(parameters)
     run.__annotations__ = {one.name: one.annotation for one in parameters}
@@ -81,7 +135,7 @@ def marked_up(kind: type[Request[Any]], text: str) -> str:
     return "".join(f"[bold]{part}[/bold]" if i % 2 else part for i, part in enumerate(parts))
 
 
-def _parameter(kind: type[Request[Any]], field: Field) -> inspect.Parameter:
+def _parameter(kind: type[Request[Any]], field: Field, prefix: str = "") -> inspect.Parameter:
     """A field as typer takes it: text, a flag, or a list of text; never with a default of its own."""
     option = field.option
     flag = metavar(field.hint) == ""
@@ -101,7 +155,7 @@ def _parameter(kind: type[Request[Any]], field: Field) -> inspect.Parameter:
         word = None if flag else option.metavar or metavar(field.hint)
         info = typer.Option(*names, metavar=word, envvar=option.environment or None, **shown)
     return inspect.Parameter(
-        field.name,
+        prefix + field.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=inspect.Parameter.empty if field.required else None,
         annotation=Annotated[annotation if field.required else annotation | None, info],
@@ -119,88 +173,6 @@ def default_text(field: Field) -> str:
     if field.required or field.default in (None, (), "") or isinstance(field.default, bool):
         return f"{field.name.replace('_', '-')}" if field.default is True else ""
     return ",".join(map(str, field.default)) if isinstance(field.default, tuple) else str(field.default)
-
-
-def _output_options(kind: type[Request[Any]]) -> dict[str, Any]:
-    from steepen.report.figure_options import figure_hints
-    from steepen.results.render import WRITERS
-
-    found: dict[str, Any] = {
-        "as_json": Annotated[
-            bool | None,
-            typer.Option(
-                "--json", help="Print the result as JSON.", show_default=False, rich_help_panel=OUTPUT
-            ),
-        ]
-    }
-    if kind.figure:
-        found["figure_file"] = Annotated[
-            str | None,
-            typer.Option("--figure", help="Draw the result to this .pdf, .png or .svg.", metavar="<path>",
-                         show_default=False, rich_help_panel=OUTPUT),
-        ]  # fmt: skip
-        found["report_file"] = Annotated[
-            str | None,
-            typer.Option("--report", help="Write a self-contained page of the result to this .html.",
-                         metavar="<path>", show_default=False, rich_help_panel=OUTPUT),
-        ]  # fmt: skip
-        for name, hint in figure_hints().items():
-            option = next(one for one in typing.get_args(hint) if isinstance(one, Option))
-            found[FIGURE + name] = Annotated[
-                str | None,
-                typer.Option(f"--figure-{name}", help=f"Of the figure: {option.help}", metavar=metavar(hint),
-                             show_default=False, rich_help_panel=OUTPUT),
-            ]  # fmt: skip
-    if kind.tables:
-        kinds = ", ".join(WRITERS)
-        found["table_files"] = Annotated[
-            list[str] | None,
-            typer.Option("--write-result", help=f"Write the rows to this file ({kinds}). Repeatable.",
-                         metavar="<path>", show_default=False, rich_help_panel=OUTPUT),
-        ]  # fmt: skip
-    return found
-
-
-def _check_suffixes(figure: str | None, tables: list[str], page: str | None) -> None:
-    """Reject a file name that no renderer writes, before anything runs."""
-    from steepen.results.render import check_figure, check_report, check_table
-
-    if page is not None:
-        check_report(Path(page))
-
-    if figure is not None:
-        check_figure(Path(figure))
-    for path in tables:
-        check_table(Path(path))
-
-
-def show_result(
-    kind: type[Request[Any]],
-    result: Any,
-    as_json: bool,
-    figure: str | None = None,
-    tables: Sequence[str] = (),
-    drawn: Mapping[str, str] | None = None,
-    page: str | None = None,
-) -> None:
-    """Print the result of a request and write its files."""
-    from steepen.utils.formatting import wrap_to_terminal
-
-    for note in result.notes:
-        print(wrap_to_terminal(f"note: {with_flags(kind, note)}", sys.stderr), file=sys.stderr)
-    if figure is not None:
-        result.save_figure(figure, **(drawn or {}))
-    for path in tables:
-        result.write_table(path)
-    if page is not None:
-        result.write_report(page, **(drawn or {}))
-    if as_json:
-        print(result.to_json())
-        return
-    result.print()
-    for word, path in (("figure", figure), *(("table", path) for path in tables), ("report", page)):
-        if path is not None:
-            print(f"{word}: {path}")
 
 
 def shorten_types(command: Any) -> Any:

@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from steepen.errors import SteepenError, UsageError
+from steepen.errors import UsageError
 from steepen.evaluation.score_options import ScoreOptions
 from steepen.requests.launching import UsesLauncher
 from steepen.requests.request import Argument, Option, Request, function
@@ -132,35 +132,11 @@ class Evaluate(ScoreOptions, UsesLauncher, Request["EvaluationResult | Evaluated
         return self._evaluate(quiet=True)
 
     def run_in_terminal(self, as_json: bool = False) -> Any:
-        """Show progress; fail after the scores are shown if some could not be measured or saved."""
+        """Show progress; of several ranks one has the result."""
         from steepen.distributed.environment import process_environment
-        from steepen.requests.command import show_result
 
-        try:
-            found = self._evaluate(quiet=as_json)
-        except KeyboardInterrupt as interrupt:
-            for note in getattr(interrupt, "__notes__", ()):
-                print(note, file=sys.stderr)
-            raise
-        if not process_environment().is_main:
-            return None
-        problem = self._problem(found)
-        if problem is None:
-            return found
-        show_result(type(self), found, as_json)
-        raise SteepenError(problem)
-
-    def _problem(self, found: EvaluationResult | EvaluatedRuns) -> str | None:
-        """Why the command fails though it has a result."""
-        if isinstance(found, EvaluationResult):
-            unsaved = self.update_record and not found.in_record
-            return "the scores were not added to the run's record." if unsaved else None
-        failed = found.found.failed
-        if not failed:
-            return None
-        run, why = next(iter(failed.items()))
-        what = "1 run was" if len(failed) == 1 else f"{len(failed)} runs were"
-        return f"{what} not evaluated, {run.name} because: {why}"
+        found = self._evaluate(quiet=as_json)
+        return found if process_environment().is_main else None
 
     def _evaluate(self, quiet: bool) -> EvaluationResult | EvaluatedRuns:
         from steepen.evaluation.evaluate_many import choose_part
@@ -182,8 +158,8 @@ class Evaluate(ScoreOptions, UsesLauncher, Request["EvaluationResult | Evaluated
             runs[0], self.data, self, update_record=self.update_record, device=self.device,
             precision=self.precision, quiet=quiet,
         )  # fmt: skip
-        title = one.checkpoint.spec.arm.title
-        return EvaluationResult(one.scores, title, one.in_record, one.saved, tuple(one.notes))
+        title, unsaved = one.checkpoint.spec.arm.title, bool(self.update_record) and not one.in_record
+        return EvaluationResult(one.scores, title, one.in_record, one.saved, tuple(one.notes), unsaved)
 
     def _evaluate_hugging_face(self, name: str, quiet: bool) -> EvaluationResult:
         from steepen.evaluation.hf_model import evaluate_hugging_face

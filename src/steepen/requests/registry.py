@@ -33,7 +33,7 @@ class Verb:
     about: str = ""  # of a group: more of its help
     member: str = ""  # of a group whose requests one function makes: the study
 
-    def load(self) -> Any:
+    def load(self) -> type[Request[Any]]:
         """The class of the request."""
         module, _, attribute = self.target.partition(":")
         found = getattr(importlib.import_module(module), attribute)

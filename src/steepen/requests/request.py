@@ -29,7 +29,7 @@ import textwrap
 import types
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Generic, ParamSpec, TypeVar, cast
 
@@ -127,18 +127,21 @@ class Request(ABC, Generic[R_co]):
         return value
 
 
+def option_fields(kind: type) -> Iterator[Field]:
+    """The fields of a dataclass that are options."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for field in dataclasses.fields(cast("Any", kind)):
+        inner, *extras = typing.get_args(hints[field.name])
+        if (option := next((extra for extra in extras if isinstance(extra, Option)), None)) is not None:
+            rest = tuple(extra for extra in extras if extra is not option)
+            hint = Annotated[(inner, *rest)] if rest else inner  # pyright: ignore[reportInvalidTypeForm]
+            yield Field(field.name, hint, option, field.default, bool(field.kw_only))
+
+
 @functools.cache
 def fields_of(kind: type[Request[Any]]) -> tuple[Field, ...]:
     """The fields of a request, in the order of its signature."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    found: list[Field] = []
-    for field in dataclasses.fields(cast("Any", kind)):
-        inner, *extras = typing.get_args(hints[field.name])
-        option = next(extra for extra in extras if isinstance(extra, Option))
-        rest = tuple(extra for extra in extras if extra is not option)
-        hint = Annotated[(inner, *rest)] if rest else inner  # pyright: ignore[reportInvalidTypeForm]
-        found.append(Field(field.name, hint, option, field.default, bool(field.kw_only)))
-    return tuple(sorted(found, key=lambda one: one.keyword_only))
+    return tuple(sorted(option_fields(kind), key=lambda one: one.keyword_only))
 
 
 def function(kind: Callable[P, Request[R]]) -> Callable[P, R]:

@@ -34,11 +34,17 @@ class EvaluationResult(Result):
     in_record: bool = False  # whether they are in the run's record
     saved: Path | None = None
     remarks: tuple[str, ...] = ()
+    unsaved: bool = False  # they were to be added to the record, and could not be
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the reader of the scores should know."""
         return self.remarks
+
+    @property
+    def failure(self) -> str:
+        """That the record lacks them."""
+        return "the scores were not added to the run's record." if self.unsaved else ""
 
     @property
     def rows(self) -> list[ScoreRow]:
@@ -211,6 +217,13 @@ class EvaluatedRuns(Result):
         done, had, failed = (self.found.evaluated, self.found.skipped, self.found.failed)
         noun = "run" if len(done) == 1 else "runs"
         return f"{len(done)} {noun} evaluated, {len(had)} had these scores, {len(failed)} failed."
+
+    @property
+    def failure(self) -> str:
+        """How many runs were not evaluated, and why the first was not."""
+        failed = self.found.failed
+        what = "1 run was" if len(failed) == 1 else f"{len(failed)} runs were"
+        return next((f"{what} not evaluated, {run.name} because: {why}" for run, why in failed.items()), "")
 
     def to_dict(self) -> dict[str, Any]:
         """The counts, the scores of every run that was evaluated now, and why others were not."""

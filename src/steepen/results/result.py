@@ -71,6 +71,11 @@ class Result(ABC):
         """Remarks that the command prints beside the result, on stderr."""
         return ()
 
+    @property
+    def failure(self) -> str:
+        """Why the command ends with an error though there is a result to show; "" where it does not."""
+        return ""
+
     def headings(self) -> Mapping[str, str]:
         """Headings by field, where they depend on the result ("γ 90% low")."""
         return {}

@@ -6,11 +6,13 @@ A column of all of them is a field of `VerdictRow` and its value in `verdict_row
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from steepen.laws.analysis import LadderAnalysis
-from steepen.laws.verdict.evidence import Verdict
 from steepen.results.table import Column
+
+if TYPE_CHECKING:  # numpy and scipy, which `--help` does without
+    from steepen.laws.analysis import LadderAnalysis
+    from steepen.laws.verdict.evidence import Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
