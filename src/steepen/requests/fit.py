@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, cast
 
 from steepen.errors import UsageError
-from steepen.laws.clean_table import worst_first
 from steepen.requests.request import Option, Request, function
 from steepen.requests.tables import TABLE, ReadsTable
 from steepen.results.chinchilla import ChinchillaResult
@@ -230,6 +229,8 @@ class Fit(ReadsTable, Request[FitResult]):
 
     def run(self) -> FitResult:
         """Read the table and fit the law; with `by`, to each part of the table."""
+        from steepen.laws.clean_table import worst_first
+
         fits = {
             "compute": _fit_compute, "chinchilla": _fit_chinchilla, "looped": _fit_chinchilla,
             "isoflop": _fit_isoflop,
