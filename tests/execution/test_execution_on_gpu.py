@@ -141,3 +141,24 @@ def test_grouped_gemm_of_experts_equals_one_gemm_each(
     for key, one in found[0][1].items():
         # A token whose scores are nearly equal may choose another expert where they are rounded otherwise.
         assert (one - found[1][1][key]).norm() <= 0.1 * one.norm() + 1e-6, key
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_recomputed_blocks_give_the_same_gradients_in_less_memory(compiled: bool) -> None:
+    found: list[tuple[float, dict[str, Tensor]]] = []
+    peaks: list[int] = []
+    for recompute in (False, True):
+        network = build("untied-2")
+        apply_execution_mode(network, "bf16", fused=not compiled, compiled=compiled)
+        network.recompute = recompute
+        with configure_backends(torch.device("cuda")):
+            loss_and_gradients(network, 2)
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            found.append(loss_and_gradients(network, 2))
+            peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert found[0][0] == found[1][0]
+    for key, one in found[0][1].items():
+        if key != "embedding":  # the rows of its gradient are added by atomics, in any order
+            assert torch.equal(one, found[1][1][key]), key
+    assert peaks[1] < 0.8 * peaks[0], peaks

@@ -23,6 +23,9 @@ from steepen.model.arms import find_arm
 from steepen.model.config import ModelOptions, StreamPrecision
 from steepen.model.init import build_on_meta
 from steepen.model.shape import SizeRule
+from steepen.recipe.flops import block_cost
+from steepen.recipe.memory import training_memory
+from steepen.recipe.paper_tables import recipe_of
 
 pytest.importorskip("triton")
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -97,7 +100,7 @@ def skip_computation(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def peak(name: str, depth: int, stream: StreamPrecision = "bf16") -> float:
+def peak(name: str, depth: int, stream: StreamPrecision = "bf16", *, recompute: bool = False) -> float:
     """Peak bytes of a micro-batch, forward and backward, with weights, gradients and optimizer state."""
     arm = find_arm(name)
     with FakeTensorMode(allow_non_fake_inputs=True), MemoryCounter() as memory:
@@ -109,7 +112,7 @@ def peak(name: str, depth: int, stream: StreamPrecision = "bf16") -> float:
                 module._parameters[key] = empty = torch.nn.Parameter(torch.empty(parameter.shape))
                 empty.grad = torch.empty(parameter.shape)
         network._buffers["rotary"] = torch.empty(2, 2048, 64)
-        network.compute_dtype = torch.bfloat16
+        network.compute_dtype, network.recompute = torch.bfloat16, recompute
         gpu_fused.install_fused_gpu(network, partial(FusedLinear, dtype=torch.bfloat16))
         ends = network.embedding.numel() + network.head.numel()
         matrices = sum(p.numel() for p in network.parameters()) - ends
@@ -158,3 +161,24 @@ def test_small_networks_store_the_mlp_activation(monkeypatch: pytest.MonkeyPatch
     activation = 2 * 32 * 2048 * find_arm("vanilla").shape(3, SizeRule()).mlp_width
     # That of the last block exists at the peak in any case, in the middle of its MLP.
     assert 2 * activation <= saved - peak("vanilla", 3) <= 3 * activation
+
+
+@pytest.mark.usefixtures("skip_computation")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU, benchmarks/throughput.py measures it")
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("name", ["vanilla", "vanilla+kv_heads=2", "loop-2"])
+def test_planner_estimates_the_peak_of_a_micro_batch(name: str, recompute: bool) -> None:
+    planned = recipe_of(find_arm(name)).at(find_arm(name), 8)
+    options = ModelOptions(residual_stream="bf16")
+    estimate = training_memory(planned, 1, 32, options=options, recompute=recompute).total
+    assert peak(name, 8, recompute=recompute) == pytest.approx(estimate, rel=0.1)
+
+
+@pytest.mark.usefixtures("skip_computation")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU, benchmarks/throughput.py measures it")
+def test_another_recomputed_block_adds_its_input_and_its_weights() -> None:
+    width = find_arm("vanilla").shape(8, SizeRule()).width
+    added = peak("width-only-vanilla", 8, recompute=True) - peak("vanilla", 8, recompute=True)
+    block = 2 * 32 * 2048 * width
+    weights = 14 * block_cost(find_arm("vanilla"), find_arm("vanilla").shape(8, SizeRule())).stored
+    assert added == 3 * (block + weights)

@@ -24,7 +24,7 @@ from steepen.recipe.hardware import find_accelerator
 from steepen.recipe.hyperparameters import Hyperparameters
 from steepen.recipe.memory import largest_micro_batch, training_memory
 from steepen.recipe.paper_tables import BASE, INITIAL, PAPER, recipe_of
-from steepen.recipe.planner import make_plan
+from steepen.recipe.planner import Cluster, make_plan
 from steepen.recipe.recipe import ScalingRule
 from steepen.requests.app import main
 
@@ -271,6 +271,23 @@ def test_plan_names_the_largest_micro_batch_that_fits(
         assert main([*words, micro_batch]) == 0
         line = next(row for row in capsys.readouterr().out.splitlines() if "memory, shard optimizer" in row)
         assert said in line and "largest that fits: 6, then 2" in line
+
+
+def test_plan_recomputes_blocks_where_not_even_one_sequence_fits() -> None:
+    """A longer context does so; recomputing costs a second forward of the blocks."""
+    gpu, arm, plans = find_accelerator("h100"), ARMS["vanilla"], {}
+    for context in (2048, 131_072):
+        plan = make_plan(arm, depth=20, size_rule=SizeRule(context=context), cluster=Cluster(gpu=gpu))
+        plans[context] = (plan, plan.to_dict()["cluster"])
+    plan, short = plans[2048]
+    assert not short["recompute"]["one GPU"] and short["hours"] == plan.seconds / 3600
+    plan, long = plans[131_072]
+    assert largest_micro_batch(plan.run, 1, gpu) == 0 < long["largest_micro_batch"]["one GPU"][0]
+    flops = plan.run.flops
+    blocks = (flops.matmul + flops.attention) / flops.total
+    assert long["recompute"]["one GPU"]
+    assert long["hours"] == pytest.approx(plan.seconds / 3600 * (1 + blocks / 3))
+    assert long["memory_gib_per_gpu"]["one GPU"]["total"] < 0.9 * gpu.memory_gib
 
 
 def test_plan_prices_only_what_can_be_executed(

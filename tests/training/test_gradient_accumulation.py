@@ -27,9 +27,11 @@ class Cramped(Network):
     """A network on a simulated device whose memory holds a limited number of rows."""
 
     room = 100
+    room_by_recomputing: int | None = None  # None: no more
 
     def hidden_states(self, tokens, passes=None, visit=None):  # type: ignore[no-untyped-def]
-        if len(tokens) > self.room:
+        more = self.room_by_recomputing if self.recompute else None
+        if len(tokens) > (self.room if more is None else more):
             raise torch.OutOfMemoryError("no more")
         return super().hidden_states(tokens, passes, visit)
 
@@ -72,6 +74,38 @@ def test_error_for_a_fixed_micro_batch_suggests_one_that_fits() -> None:
     network, tokens = build(room=4)
     with pytest.raises(OutOfMemory, match="use `micro_batch` = 3"):
         GradientAccumulator(network, 12, 12, print)(tokens[:, :-1], tokens[:, 1:], 2)
+
+
+@pytest.mark.parametrize("fixed", [None, 6])
+def test_blocks_are_recomputed_where_not_even_one_sequence_fits(fixed: int | None) -> None:
+    network, tokens = build(room=0)
+    network.room_by_recomputing = 6  # type: ignore[assignment]
+    said: list[str] = []
+    accumulator = GradientAccumulator(network, 12, fixed, said.append)
+    loss = accumulator(tokens[:, :-1], tokens[:, 1:], 2)
+    assert network.recompute and accumulator.micro_batch == 6
+    assert "out of memory: continuing with blocks recomputed in the backward." in said
+    gradients = [p.grad for p in network.parameters()]
+    network.recompute, network.room = False, 100  # type: ignore[assignment]
+    network.zero_grad()
+    assert loss == accumulate(network, tokens[:, :-1], tokens[:, 1:], 2, 6)
+    for parameter, gradient in zip(network.parameters(), gradients, strict=True):
+        assert parameter.grad is not None and gradient is not None and torch.equal(parameter.grad, gradient)
+    network.room = 0  # type: ignore[assignment]
+    with pytest.raises(OutOfMemory, match="even with one sequence"):
+        GradientAccumulator(network, 12, fixed, print, may_recompute=False)(tokens[:, 1:], tokens[:, 1:], 2)
+
+
+def test_run_that_recomputes_is_recorded_and_has_the_same_losses(
+    make_spec: Callable[..., RunSpec], tiny_data: Dataset, tmp_path: Path
+) -> None:
+    found = {}
+    for recompute in (None, True):
+        options = TrainOptions(device="cpu", quiet=True, recompute=recompute)
+        found[recompute] = train(make_spec(), tiny_data, RunStore(tmp_path / str(recompute)), options)
+    assert found[True].recompute and not found[None].recompute
+    assert found[True].train_loss == found[None].train_loss
+    assert found[True].validation_loss == found[None].validation_loss
 
 
 def test_micro_batch_chosen_before_growth_is_halved_where_the_grown_network_needs_it(

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,10 +32,21 @@ class GradientSignal:
     def __init__(self) -> None:
         self.listener: Callable[[nn.Parameter], None] | None = None
         self.uses: dict[nn.Parameter, int] = {}
+        self._counting = True
 
     def used(self, parameter: nn.Parameter) -> None:
         """Count one use in a forward pass that needs gradients."""
-        self.uses[parameter] = self.uses.get(parameter, 0) + 1
+        if self._counting:
+            self.uses[parameter] = self.uses.get(parameter, 0) + 1
+
+    @contextlib.contextmanager
+    def recomputing(self) -> Generator[None]:
+        """Around a forward pass that is repeated in the backward: its uses are counted already."""
+        self._counting = False
+        try:
+            yield
+        finally:
+            self._counting = True
 
     def written(self, parameter: nn.Parameter) -> None:
         """Count one write in the backward; after the last, call the listener."""

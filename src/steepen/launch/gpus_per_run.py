@@ -64,18 +64,25 @@ def _fewest(spec: RunSpec, gpu: Accelerator, shard: Shard) -> int:
     planned = PlannedRun(
         spec.arm, spec.shape, spec.schedule, None, spec.hyperparameters, spec.batch_tokens, spec.steps
     )
-    gpus, fits = 1, 0
-    while gpus <= min(MAX_GPUS, spec.batch_sequences) and spec.batch_sequences % gpus == 0:
-        most = largest_micro_batch(
-            planned, gpus, gpu, shard=shard, optimizer=spec.optimizer, options=spec.options
-        )
-        if most >= 1:
-            fits = gpus
-            if expected_flops(spec) / (gpus * gpu.peak_flops * MFU) <= 3600 * MAX_HOURS:
-                return gpus
-        gpus *= 2
-    if fits:  # too long on any number of GPUs: as many as the batch allows
-        return fits
+    for recompute in (False, True):  # more GPUs cost less than computing blocks again in the backward
+        gpus, fits = 1, 0
+        while gpus <= min(MAX_GPUS, spec.batch_sequences) and spec.batch_sequences % gpus == 0:
+            most = largest_micro_batch(
+                planned,
+                gpus,
+                gpu,
+                shard=shard,
+                optimizer=spec.optimizer,
+                options=spec.options,
+                recompute=recompute,
+            )
+            if most >= 1:
+                fits = gpus
+                if expected_flops(spec) / (gpus * gpu.peak_flops * MFU) <= 3600 * MAX_HOURS:
+                    return gpus
+            gpus *= 2
+        if fits:  # too long on any number of GPUs: as many as the batch allows
+            return fits
     other = "`shard` full, " if shard == "optimizer" else ""
     raise SteepenError(
         f"{spec.arm.name} d{spec.shape.depth} does not fit on any number of {gpu.name} GPUs by the "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -9,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from steepen.errors import UsageError
 from steepen.model.arm import Arm
@@ -91,6 +94,8 @@ class Network(nn.Module):
         self.compute_dtype: torch.dtype | None = None  # None: the dtype of the weights
         self.fused: FusedForward | None = None  # set by execution.gpu_fused.install_fused_gpu
         self.visit: Callable[[Tensor], None] | None = None  # gets the hidden states after every block
+        # Activation checkpointing: a block keeps only its input and is computed again in the backward.
+        self.recompute = False
         self.core_boundary = find_boundary(arm.core_boundary)
         self.coda_boundary = find_boundary(arm.coda_boundary)
 
@@ -201,7 +206,19 @@ class Network(nn.Module):
                 mask = mask & (distance < window)
             rotary, rest = self.rotary[:, layout.positions].to(dtype), (mask,)
 
-        apply = call_custom_block(self.arm.block) if ":" in self.arm.block else nn.Module.__call__
+        custom = ":" in self.arm.block
+        apply = call_custom_block(self.arm.block) if custom else nn.Module.__call__
+        if self.recompute:
+            # Only custom blocks may draw random numbers, and a CUDA graph cannot save the generator's state.
+            again = contextlib.nullcontext if self.fused is None else self.fused.signal.recomputing
+            apply = functools.partial(
+                checkpoint,
+                apply,
+                use_reentrant=False,
+                preserve_rng_state=custom,
+                early_stop=not custom,  # it is an exception, which a failing custom block would be blamed for
+                context_fn=lambda: (contextlib.nullcontext(), again()),
+            )
         slots = None if cache is None else iter(cache)
 
         def run(blocks: nn.ModuleList, x: Tensor) -> Tensor:

@@ -47,6 +47,7 @@ def training_memory(
     shard: Shard | None = None,
     optimizer: OptimizerConfig | None = None,
     options: ModelOptions | None = None,
+    recompute: bool = False,
 ) -> Memory:
     """Estimate the memory per GPU at the end of the run, when a growing network is largest.
 
@@ -54,19 +55,21 @@ def training_memory(
     (Muon, the default) or 8, AdamW on embedding and head 8. On several, `shard` says what is divided among
     them (`recipe.sharding.state_memory`); by default the optimizer.
 
-    Activations are what the fused kernels save in bf16: 6 widths and 2 MLP widths (3 in small networks) per
-    token and executed block. Of the residual stream (bf16 or fp32) 4 widths exist outside the blocks, and
-    one is saved by each boundary operator that normalizes and injects. Add 0.5 GiB for a chunk of logits
-    and 0.125 GiB for library workspaces. Custom blocks and `--shard full`, which the fused kernels do not
-    run, save about half as much again per block; `--shard full` also keeps all logits of a micro-batch, and
-    their gradient, in bf16. Measured peaks: docs/performance.md.
+    Activations are what the fused kernels save in bf16 (`saved_by_block`) per token and executed block. Of
+    the residual stream (bf16 or fp32) 4 widths exist outside the blocks, and one is saved by each boundary
+    operator that normalizes and injects. Add 0.5 GiB for a chunk of logits and 0.125 GiB for library
+    workspaces. Custom blocks and `--shard full`, which the fused kernels do not run, save about half as much
+    again per block; `--shard full` also keeps all logits of a micro-batch, and their gradient, in bf16.
+    Measured peaks: docs/performance.md.
+
+    With `recompute` every executed block keeps its input, one width of the residual stream, and one block
+    at a time all that it saves.
     """
     shape, passes = planned.shape, planned.schedule.max_passes
     embedding_and_head = 2 * shape.vocabulary * shape.width
     blocks = planned.stored_parameters - embedding_and_head
     matrix_bytes = (optimizer or OptimizerConfig()).state_bytes
     tokens, executed = micro_batch * shape.context, shape.allocation.executed(passes)
-    saved = 6 * shape.width + (3 if shape.mlp_width <= KEEP_ACTIVATION_MAX_WIDTH else 2) * shape.mlp_width
     operators = (passes - 1) * (planned.arm.core_boundary == "norm+inject")
     operators += planned.arm.coda_boundary == "norm+inject"
     stream_bytes = 4 if (options or ModelOptions()).residual_stream == "fp32" else 2
@@ -78,7 +81,8 @@ def training_memory(
         held = state_memory(planned, gpus, shard or "optimizer", matrix_bytes)
     full = gpus > 1 and shard == "full"
     fused_blocks = planned.arm.fused_block and not full
-    of_blocks = 2.0 * executed * saved * (1 if fused_blocks else COMPILED_ACTIVATIONS)
+    of_block = 2.0 * saved_by_block(planned.arm, shape) * (1 if fused_blocks else COMPILED_ACTIVATIONS)
+    of_blocks = executed * stream_bytes * shape.width + of_block if recompute else executed * of_block
     logits = 4.0 * tokens * shape.vocabulary if full else min(2.0 * tokens * shape.vocabulary, 2**29)
     return Memory(
         state=held.state,
@@ -86,6 +90,21 @@ def training_memory(
         activations=tokens * (of_blocks + stream_bytes * (4 + operators) * shape.width),
         logits=logits + 2**27,
     )
+
+
+def saved_by_block(arm: Arm, shape: Shape) -> float:
+    """Values per token that a block of an arm saves for its backward.
+
+    Two normed inputs, the queries and the attention output are a width each; keys and values have their
+    heads, the MLP its input to the activation (and its output, in small networks). Experts also keep their
+    inputs and outputs, once per expert that a token uses.
+    """
+    options, width = arm.block_options, shape.width
+    saved = 4 * width + 2 * options.heads(shape) * shape.head_dim
+    used = 1 if options.experts is None else options.active_experts + options.shared_experts
+    hidden = used * options.mlp_width(shape)
+    saved += ((2 if options.activation == "swiglu" else 1) + (hidden <= KEEP_ACTIVATION_MAX_WIDTH)) * hidden
+    return saved if options.experts is None else saved + 2 * options.active_experts * width
 
 
 def automatic_micro_batch(rows: int, context: int, limit: int | None = None, *, gpu: bool = True) -> int:
@@ -115,6 +134,7 @@ def largest_micro_batch(
     shard: Shard | None = None,
     optimizer: OptimizerConfig | None = None,
     options: ModelOptions | None = None,
+    recompute: bool = False,
 ) -> int:
     """Largest micro-batch (sequences) that leaves a tenth of the memory free by this estimate; 0 if none.
 
@@ -124,7 +144,13 @@ def largest_micro_batch(
 
     def needed(micro_batch: int) -> float:
         return training_memory(
-            planned, gpus, micro_batch, shard=shard, optimizer=optimizer, options=options
+            planned,
+            gpus,
+            micro_batch,
+            shard=shard,
+            optimizer=optimizer,
+            options=options,
+            recompute=recompute,
         ).total
 
     rows = planned.batch_tokens // planned.shape.context // gpus

@@ -93,10 +93,19 @@ class Plan:
         if cluster.gpus > 1:
             kinds = {f"shard {shard}": shard for shard in SHARDS}
         rows = planned.batch_tokens // shape.context // cluster.gpus
-        largest = {
-            kind: [largest_micro_batch(one, cluster.gpus, cluster.gpu, shard=shard) for one in planned.stages]
-            for kind, shard in kinds.items()
-        }
+        largest: dict[str, list[int]] = {}
+        recompute: dict[str, bool] = {}
+        for kind, shard in kinds.items():
+            kept, again = (
+                [
+                    largest_micro_batch(one, cluster.gpus, cluster.gpu, shard=shard, recompute=recompute)
+                    for one in planned.stages
+                ]
+                for recompute in (False, True)
+            )
+            # As in training: blocks are computed again in the backward where not even one sequence fits.
+            recompute[kind] = min(kept) == 0 < min(again)
+            largest[kind] = again if recompute[kind] else kept
         micro_batch = {
             kind: [
                 automatic_micro_batch(rows, shape.context, limit)
@@ -107,9 +116,17 @@ class Plan:
             for kind, limits in largest.items()
         }
         memory = {
-            kind: training_memory(planned, cluster.gpus, micro_batch[kind][-1], shard=shard).to_dict()
+            kind: training_memory(
+                planned, cluster.gpus, micro_batch[kind][-1], shard=shard, recompute=recompute[kind]
+            ).to_dict()
             for kind, shard in kinds.items()
         }
+        # A second forward of the blocks is a third of their FLOPs, which `flops` and MFU do not count.
+        longer = {
+            kind: 1 + again * (flops.matmul + flops.attention) / flops.total / 3
+            for kind, again in recompute.items()
+        }
+        seconds = self.seconds * min(longer.values())
         step_seconds = self.seconds / planned.steps
         exchange: dict[str, dict[str, float]] = {}
         for kind, shard in kinds.items():
@@ -117,7 +134,8 @@ class Plan:
                 traffic = communication(
                     planned, cluster.gpus, shard, micro_batch=micro_batch[kind][-1], step_seconds=step_seconds
                 )
-                exchange[kind] = {**traffic.to_dict(), "hours": self.seconds / traffic.efficiency / 3600}
+                hours = self.seconds * longer[kind] / traffic.efficiency / 3600
+                exchange[kind] = {**traffic.to_dict(), "hours": hours}
         return {
             "arm": arm.name,
             "depth": shape.depth,
@@ -152,12 +170,13 @@ class Plan:
                 "micro_batch": micro_batch,
                 "memory_gib_per_gpu": memory,
                 "largest_micro_batch": largest,
+                "recompute": recompute,
                 "communication_per_step": exchange,
                 "gpu_memory_gib": cluster.gpu.memory_gib,
                 "checkpoint_bytes": checkpoint_bytes(arm, shape, planned.schedule.max_passes),
-                "hours": self.seconds / 3600,
-                "gpu_hours": self.seconds / 3600 * cluster.gpus,
-                "dollars": self.dollars,
+                "hours": seconds / 3600,
+                "gpu_hours": seconds / 3600 * cluster.gpus,
+                "dollars": None if self.dollars is None else self.dollars * seconds / self.seconds,
             },
             "warnings": list(self.warnings),
         }

@@ -150,6 +150,8 @@ def _memory(cluster: dict[str, Any]) -> Iterator[tuple[str, str]]:
             f"{name.replace('_', ' ')} {value:.1f}" for name, value in memory.items() if name != "total"
         )
         largest = f"largest that fits: {_stages(limits)}" if limits[-1] else "a single sequence does not fit"
+        if cluster["recompute"][kind]:
+            largest += "; blocks are computed again in the backward"
         yield (
             f"memory, {kind}",
             f"{memory['total']:.1f} GiB per GPU, {fits} ({parts}); micro-batch {_stages(used)}, {largest}",

@@ -70,6 +70,7 @@ class RunRecord:
     git: dict[str, Any] | None
     finished: str  # UTC, ISO 8601
     resumed: int = 0  # how often the run was resumed
+    recompute: bool = False  # whether blocks were computed again in the backward, for lack of memory
     # Scores added by `steepen eval --update-record`.
     evaluation: dict[str, Any] = field(default_factory=dict[str, Any])
     version: int = RECORD_VERSION

@@ -93,7 +93,9 @@ class GradientAccumulator:
     """Computes gradients with a fixed micro-batch, or with the largest that fits.
 
     Without a fixed size it starts from a guess and halves at each out-of-memory error. `grown` says that the
-    network has grown since the fixed size was chosen: it is then the most, and halves too.
+    network has grown since the fixed size was chosen: it is then the most, and halves too. Where not even one
+    sequence fits, blocks are computed again in the backward (`Network.recompute`), unless `may_recompute` is
+    false: smaller micro-batches come first, because they cost no FLOPs.
     """
 
     def __init__(
@@ -106,12 +108,13 @@ class GradientAccumulator:
         ranks: int = 1,
         sink: GradientSink | None = None,
         grown: bool = False,
+        may_recompute: bool = True,
     ) -> None:
         self.network, self.print_message = network, print_message
-        self.fixed = None if grown else fixed
+        self.fixed, self.may_recompute = None if grown else fixed, may_recompute
         self.rows, self.ranks, self.sink = rows, ranks, sink  # rows of this rank
         start = automatic_micro_batch(rows, network.shape.context, gpu=network.embedding.is_cuda)
-        self.micro_batch = min(rows, fixed or start)
+        self.micro_batch = self.largest = min(rows, fixed or start)
 
     def __call__(self, inputs: Tensor, targets: Tensor, passes: int) -> Tensor:
         """Return the mean loss, or this rank's part of it; gradients are in `.grad`, or given to the sink."""
@@ -136,15 +139,23 @@ class GradientAccumulator:
                     f"use `micro_batch` = {max(1, self.micro_batch // 2)}, or more GPUs."
                 ) from reason
             self._free()
-            if self.fixed is not None:
-                raise self._suggestion(inputs, targets, passes) from reason
-            if self.micro_batch == 1:
+            smaller = None if self.fixed is None else self._smaller_that_fits(inputs, targets, passes)
+            if smaller is not None:
+                raise OutOfMemory(
+                    f"a micro-batch of {self.micro_batch} sequences does not fit in memory; {smaller} does: "
+                    f"use `micro_batch` = {smaller}, or `micro_batch` auto."
+                ) from reason
+            if self.fixed is None and self.micro_batch > 1:
+                self.micro_batch = largest_below(self.micro_batch, self.rows)
+                self.print_message(f"out of memory: continuing with a micro-batch of {self.micro_batch}.")
+            elif self.may_recompute and not self.network.recompute:
+                self.network.recompute, self.micro_batch = True, self.largest
+                self.print_message("out of memory: continuing with blocks recomputed in the backward.")
+            else:
                 raise OutOfMemory(
                     "out of memory even with one sequence at a time; use a smaller depth or context, "
                     "or a device with more memory."
                 ) from reason
-            self.micro_batch = largest_below(self.micro_batch, self.rows)
-            self.print_message(f"out of memory: continuing with a micro-batch of {self.micro_batch}.")
 
     @contextlib.contextmanager
     def without_sink(self) -> Generator[None]:
@@ -155,9 +166,9 @@ class GradientAccumulator:
         finally:
             self.sink = sink
 
-    def _suggestion(self, inputs: Tensor, targets: Tensor, passes: int) -> OutOfMemory:
-        """Find a micro-batch that fits and name it in the error."""
-        too_large = size = self.micro_batch
+    def _smaller_that_fits(self, inputs: Tensor, targets: Tensor, passes: int) -> int | None:
+        """The largest smaller micro-batch that fits, for the error."""
+        size = self.micro_batch
         while size > 1:
             size = largest_below(size, self.rows)
             try:
@@ -168,14 +179,8 @@ class GradientAccumulator:
                 self._free()
                 continue
             self._free()
-            return OutOfMemory(
-                f"a micro-batch of {too_large} sequences does not fit in memory; {size} does: "
-                f"use `micro_batch` = {size}, or `micro_batch` auto."
-            )
-        return OutOfMemory(
-            f"a micro-batch of {too_large} sequences does not fit in memory, nor does a single one; "
-            "use a smaller depth or context, or a device with more memory."
-        )
+            return size
+        return None
 
     def _free(self) -> None:
         for parameter in self.network.parameters():

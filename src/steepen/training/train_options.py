@@ -41,6 +41,14 @@ class TrainOptions:
         Range(1, 10**9),
         Option("Sequences per micro-batch (fewer after growth, where needed); auto: what fits.", EXECUTION),
     ] = "auto"
+    recompute: Annotated[
+        bool | None,
+        Option(
+            "Keep only the inputs of blocks and compute them again in the backward: less memory, about a "
+            "third more time. Default: if not even one sequence fits otherwise.",
+            EXECUTION,
+        ),
+    ] = None
     fused: Annotated[
         bool | None,
         Option("Use fused kernels and CUDA graphs. Default: if the device supports them.", EXECUTION),

@@ -299,6 +299,7 @@ class Trainer:
         """Choose the micro-batch and compile or capture the kernels, for the network as it is now."""
         spec, options, print_message, world = self.spec, self.options, self.display.print, self.world
         sharded = isinstance(self.optimizer, DistributedOptimizer)
+        self.network.recompute = bool(options.recompute)
         self.accumulator = GradientAccumulator(
             self.network,
             spec.batch_sequences // world.size,
@@ -307,6 +308,7 @@ class Trainer:
             ranks=world.size,
             sink=self.optimizer if isinstance(self.optimizer, DistributedOptimizer) else None,
             grown=self.network.passes > spec.schedule.initial,
+            may_recompute=options.recompute is not False,
         )
         self.train_step = TrainStep(
             self.network,
@@ -324,6 +326,7 @@ class Trainer:
             warm_up(self.train_step, spec, int(self.schedule.passes[self.step]), print_message)
         if sharded:  # a rank with less free memory decides for all
             self.accumulator.micro_batch = int(world.minimum(self.accumulator.micro_batch))
+            self.network.recompute = bool(world.maximum(self.network.recompute)[0])
 
     def _loop(self) -> None:
         spec, schedule = self.spec, self.schedule
@@ -582,6 +585,7 @@ class Trainer:
             device=self.device,
             ranks=self.world.size,
             peak_memory=peak or None,
+            recompute=self.network.recompute,
         )
         self.metrics.require_directory()
         self.metrics.sync()
@@ -625,6 +629,7 @@ def make_record(
     device: torch.device,
     ranks: int = 1,
     peak_memory: int | None = None,
+    recompute: bool = False,
 ) -> RunRecord:
     """Build the record of a finished run; `losses` are its training losses, step by step."""
     arm, shape = spec.arm, spec.shape
@@ -654,4 +659,5 @@ def make_record(
         git=device_info.git_state(),
         finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         resumed=training_progress.resumed,
+        recompute=recompute,
     )
