@@ -4,7 +4,10 @@
     python benchmarks/laws_calibration.py [draws] replicated  # noise that falls, lack of fit
     python benchmarks/laws_calibration.py [draws] alone       # pairs without replicates, other noise
     python benchmarks/laws_calibration.py [draws] drifting    # lack of fit that is correlated
+    python benchmarks/laws_calibration.py [draws] held-out    # scenarios on which nothing was chosen
     python benchmarks/laws_calibration.py [draws] laws        # coverage of γ and E, families, hold-outs
+
+`jobs=12` uses that many processes.
 
 A word is an answer other than *not resolved* and *undecided*. `oracle` is a test that knows every variance
 and correlation. Rates of tables with several arms are means over the arms.
@@ -15,7 +18,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +35,7 @@ PAPER = np.array([3.252e17, 1.056e18, 2.925e18, 6.743e18, 1.4977e19, 3.060e19, 5
 VANILLA: Law = (1.83, 1.5, 0.1113)
 OPERATOR: Law = (1.83, 1.5 * 1.12**-0.1140, 0.1140)
 SMALL: Law = (1.83, 1.02, 0.13)  # of ladders from 1e15 FLOPs
+OTHER: Law = (2.1, 0.9, 0.15)  # of the held-out scenarios
 BLOCK = 250
 RULE = DecisionRule()
 
@@ -50,7 +56,9 @@ class Scenario:
     shared: float = 0.0  # part of the lack of fit that arms share
     off: tuple[int, int] | None = None  # arm and rung with an error of 0.03
     stated: Array | float | None = None  # noise of a run that the analysis is told
-    partners: bool = True
+    tails: float = np.inf  # degrees of freedom of Student's t, of which all noise is
+    bend: float = 0.0  # of all arms alike, from the middle to the ends
+    wave: float = 0.0  # amplitude of a lack of fit with a period of two decades and a random phase
 
     def covariance(self) -> Array:
         """Of the errors of one arm's rungs."""
@@ -58,7 +66,9 @@ class Scenario:
         apart = np.abs(np.subtract.outer(np.arange(size), np.arange(size)))
         sd = np.broadcast_to(self.lack_of_fit, size)
         seeds = np.broadcast_to(self.seed_sd, size) ** 2 / np.array(self.seeds or (1,) * size)
-        return self.correlation**apart * np.outer(sd, sd) + np.diag(seeds)
+        turn = np.pi * np.log10(self.flops)
+        waves = 0.5 * self.wave**2 * np.cos(np.subtract.outer(turn, turn))
+        return self.correlation**apart * np.outer(sd, sd) + np.diag(seeds) + waves
 
 
 @dataclass
@@ -87,7 +97,7 @@ def simulate(one: Scenario, draws: int, rng: np.random.Generator) -> tuple[Cells
     stated = np.zeros((arms, size)) if one.stated is None else np.tile(
         np.broadcast_to(one.stated, size) ** 2, (arms, 1)
     ) / seeds  # fmt: skip
-    partners = np.tile(np.arange(size), (arms, 1)) if one.partners and size >= 6 else None
+    partners = np.tile(np.arange(size), (arms, 1)) if size >= 6 else None
     cells = Cells(x, np.ones(x.shape, bool), seeds, seeds - 1, stated, partners=partners)
     every = [one.reference, *[one.arm] * one.arms]
     laws = Laws(
@@ -95,18 +105,33 @@ def simulate(one: Scenario, draws: int, rng: np.random.Generator) -> tuple[Cells
         np.tile([np.log(a) - g * np.log(c0 / 1e18) for _, a, g in every], (draws, 1)),
         np.tile([g for *_, g in every], (draws, 1)),
     )
-    z = rng.standard_normal((draws, arms, size))
+    shape = (draws, arms, size)
+
+    def unit() -> Array:
+        if np.isinf(one.tails):
+            return rng.standard_normal(shape)
+        return rng.standard_t(one.tails, shape) * np.sqrt(1 - 2 / one.tails)
+
+    z = unit()
     if one.shared:
-        own = rng.standard_normal((draws, arms, size))
+        own = unit()
         z = np.sqrt(one.shared) * z[:, :1] + np.sqrt(1 - one.shared) * own
     for i in range(1, size if one.correlation else 0):
         z[:, :, i] = one.correlation * z[:, :, i - 1] + np.sqrt(1 - one.correlation**2) * z[:, :, i]
     sd = np.broadcast_to(one.seed_sd, size)
-    noise = sd / np.sqrt(seeds) * rng.standard_normal((draws, arms, size))
-    loss = laws.predict(x) + np.asarray(one.lack_of_fit) * z + noise
+    loss = laws.predict(x) + np.asarray(one.lack_of_fit) * z + one.bend * (x / x.max()) ** 2
+    if one.wave:
+        phase = 2 * np.pi * rng.random((draws, arms, 1))
+        loss = loss + one.wave * np.cos(np.pi * np.log10(one.flops) + phase)
+    squares = np.zeros(shape)
+    if one.seeds:
+        taken = np.arange(max(one.seeds)) < seeds[..., None]
+        runs = sd[:, None] * np.stack([unit() for _ in range(max(one.seeds))], axis=3) * taken
+        mean = runs.sum(axis=3) / seeds
+        squares = ((runs - mean[..., None]) ** 2 * taken).sum(axis=3)
+        loss = loss + mean
     if one.off is not None:
         loss[:, one.off[0], one.off[1]] += 0.03
-    squares = sd**2 * np.where(seeds > 1, rng.chisquare(np.maximum(seeds - 1, 1.0), loss.shape), 0.0)
     return cells, loss, squares, laws
 
 
@@ -172,14 +197,16 @@ def outcomes(found: Contrasts, gain: float, slope: float) -> dict[str, NDArray[n
     }
 
 
-def show(title: str, scenarios: Iterable[Scenario], draws: int) -> None:
+def show(title: str, scenarios: Iterable[Scenario], draws: int, jobs: int) -> None:
     """A row for each scenario."""
     print(f"\n{title}, {draws} draws each")
     print(f"{'':<44}{'false word':^16}{'found (oracle)':^32}{'90% covers':^16}")
     names = ("scenario", "better", "growth", "better", "grows", "gain", "Δγ")
     print("{:<44}{:>8}{:>8}{:>16}{:>16}{:>8}{:>8}".format(*names))
-    for one in scenarios:
-        ours, oracle = measure(one, draws)
+    listed = list(scenarios)
+    with ProcessPoolExecutor(jobs) as pool:
+        every = list(zip(listed, pool.map(partial(measure, draws=draws), listed), strict=True))
+    for one, (ours, oracle) in every:
         found = [f"{ours[name]:.3f} ({oracle[name]:.3f})" for name in ("better", "grows")]
         rates = [f"{ours[name]:8.3f}" for name in ("false_better", "false_growth")]
         covers = [f"{ours[name]:8.3f}" for name in ("cover_gain", "cover_slope")]
@@ -209,9 +236,7 @@ def replicated() -> Iterable[Scenario]:
                 "grows": (e, a, gamma + growth[rungs]),
             }
             for truth, law in truths.items():
-                yield Scenario(
-                    f"{rungs} rungs, {name}, {truth}", flops, SMALL, law, 5, seeds, sd, tau, partners=True
-                )
+                yield Scenario(f"{rungs} rungs, {name}, {truth}", flops, SMALL, law, 5, seeds, sd, tau)
 
 
 def drifting() -> Iterable[Scenario]:
@@ -255,6 +280,65 @@ def alone() -> Iterable[Scenario]:
     for name, kind in kinds.items():
         for truth, law in truths.items():
             yield Scenario(f"{name}, {truth}", PAPER, VANILLA, law, **kind)  # type: ignore[arg-type]
+
+
+def held_out() -> Iterable[Scenario]:
+    """Other rungs, arms, laws and noise than those on which priors were chosen; fixed before it was run."""
+
+    def ladder(rungs: int, decades: float) -> Array:
+        return np.geomspace(2e16, 2e16 * 10**decades, rungs)
+
+    def falls(rungs: int, factor: float, top: float) -> Array:
+        return np.geomspace(factor * top, top, rungs)
+
+    one, two, ends = (
+        np.array(shape) for shape in ([8.0, *[1] * 7], [1, 1, 1, 5, 1, 1, 1], [3, 1, 1, 1, 1, 3])
+    )
+    kinds: dict[str, tuple[Array, int, dict[str, object]]] = {
+        "5 rungs, 3 arms, 3 seeds, t(4)": (
+            ladder(5, 2), 2, {"seeds": (3,) * 5, "seed_sd": 6e-3, "lack_of_fit": 3e-3, "tails": 4.0},
+        ),
+        "7 rungs, 4 arms, seeds below": (
+            ladder(7, 2.5), 3, {
+                "seeds": (5, 4, 3, 1, 1, 1, 1), "lack_of_fit": 2e-3,
+                "seed_sd": np.maximum(falls(7, 8, 2e-3), 4e-3),
+            },
+        ),
+        "10 rungs, pair, 2 seeds": (ladder(10, 3), 1, {"seeds": (2,) * 10, "seed_sd": 3e-3}),
+        "6 rungs, 3 arms, noisy ends": (
+            ladder(6, 2), 2, {"seeds": (3,) * 6, "seed_sd": 2e-3 * ends, "lack_of_fit": 2e-3},
+        ),
+        "8 rungs, 6 arms, seeds, shared .7": (
+            ladder(8, 2.5), 5, {"seeds": (2,) * 8, "seed_sd": 2e-3, "lack_of_fit": 4e-3, "shared": 0.7},
+        ),
+        "6 rungs, 3 arms, t(5)": (ladder(6, 2), 2, {"lack_of_fit": 3e-3, "tails": 5.0}),
+        "10 rungs, pair, falls 6x": (ladder(10, 3), 1, {"lack_of_fit": falls(10, 6, 1.5e-3)}),
+        "8 rungs, 5 arms, AR(0.5)": (ladder(8, 2.5), 4, {"lack_of_fit": 2e-3, "correlation": 0.5}),
+        "7 rungs, 3 arms, middle x5": (ladder(7, 2.5), 2, {"lack_of_fit": 2e-3 * two}),
+        "5 rungs, pair": (ladder(5, 2), 1, {"lack_of_fit": 2e-3}),
+        "12 rungs, pair, waves": (ladder(12, 3), 1, {"lack_of_fit": 1e-3, "wave": 3e-3}),
+        "9 rungs, 4 arms, AR(0.6), shared .6": (
+            ladder(9, 2.5), 3, {"lack_of_fit": 3e-3, "correlation": 0.6, "shared": 0.6},
+        ),
+        "8 rungs, 3 arms, loss_sd 0.7 of it": (
+            ladder(8, 2.5), 2, {"lack_of_fit": falls(8, 5, 2e-3), "stated": 0.7 * falls(8, 5, 2e-3)},
+        ),
+        "8 rungs, 3 arms, lowest x8": (ladder(8, 2.5), 2, {"lack_of_fit": 2e-3 * one}),
+    }  # fmt: skip
+    e, a, gamma = OTHER
+    for name, (flops, arms, kind) in kinds.items():
+        steeper = 0.02 / np.log10(flops[-1] / flops[0])
+        truths: dict[str, Law] = {
+            "null": OTHER,
+            "1.12x": (e, a * 1.12**-gamma, gamma),
+            "grows": (e, a * (flops[0] / 1e18) ** steeper, gamma + steeper),  # from equal at the bottom
+        }
+        for truth, law in truths.items():
+            yield Scenario(f"{name}, {truth}", flops, OTHER, law, arms, **kind)  # type: ignore[arg-type]
+    for seeds in ((), (2,) * 7):
+        name = f"7 rungs, 3 arms, {'2 seeds, ' if seeds else ''}bent, null"
+        sd, tau = (2e-3, 0.0) if seeds else (0.0, 2e-3)
+        yield Scenario(name, ladder(7, 2.5), OTHER, OTHER, 2, seeds, sd, tau, bend=0.01)
 
 
 def families(draws: int) -> None:
@@ -335,17 +419,21 @@ def laws(draws: int) -> None:
     chinchilla_hold_outs(max(50, draws // 10))
 
 
-TABLES: dict[str, Callable[[int], None]] = {
-    "replicated": lambda draws: show("Six arms with replicates", replicated(), draws),
-    "alone": lambda draws: show("Pairs on the paper's ladder, noise 0.002", alone(), draws),
-    "drifting": lambda draws: show("Six arms with replicates, correlated lack of fit", drifting(), draws),
-    "laws": laws,
+TITLES: dict[str, tuple[str, Callable[[], Iterable[Scenario]]]] = {
+    "replicated": ("Six arms with replicates", replicated),
+    "alone": ("Pairs on the paper's ladder, noise 0.002", alone),
+    "drifting": ("Six arms with replicates, correlated lack of fit", drifting),
+    "held-out": ("Held-out scenarios", held_out),
 }
 
 if __name__ == "__main__":
-    number = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
+    given = [word for word in sys.argv[1:] if word in (*TITLES, "laws")]
+    number = next((int(word) for word in sys.argv[1:] if word.isdigit()), 2000)
+    jobs = next((int(word.removeprefix("jobs=")) for word in sys.argv[1:] if word.startswith("jobs=")), 1)
     begun = time.perf_counter()
-    for name, table in TABLES.items():
-        if name in sys.argv or not set(TABLES) & set(sys.argv):
-            table(number)
+    for name, (title, scenarios) in TITLES.items():
+        if name in given or not given:
+            show(title, scenarios(), number, jobs)
+    if "laws" in given or not given:
+        laws(number)
     print(f"\n{time.perf_counter() - begun:.0f} s")
