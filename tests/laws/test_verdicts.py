@@ -15,8 +15,10 @@ import steepen
 from steepen.errors import UsageError
 from steepen.laws.analysis import AnalysisRequest, analyse
 from steepen.laws.ladder import Ladder, make_ladder
+from steepen.laws.model.fit_tables import fit_tables
+from steepen.laws.model.laws import Cells, Laws
+from steepen.laws.model.noise import seed_variances
 from steepen.laws.prior import Prior
-from steepen.laws.table_model import Cells, Laws, fit_tables, seed_variances
 from steepen.laws.verdict.questions import DecisionRule, by_what, contrasts, holm_levels, p_values
 from steepen.laws.verdict.sentences import saving
 from steepen.results.fit import ComputeResult
@@ -94,6 +96,30 @@ def test_h200_mini_three_arms_are_better_and_none_grows() -> None:
     assert 0.003 < found.analysis.lack_of_fit < 0.02
     (_, first), *_, (_, last) = found.analysis.seed_noise
     assert first > 4 * last  # seed noise falls with compute
+
+
+def test_growth_is_found_without_replicates_where_the_bottom_rungs_are_noisy() -> None:
+    """A single variance would make residuals at the bottom look like errors that drift along the ladder."""
+    noisy = np.array([5.0, 5.0, *[1.0] * 6])
+    words: list[str] = []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        arms = [ladder("vanilla", noise=0), ladder("steeper", 1.3, 0.1168, noise=0)]
+        arms = [
+            make_ladder(one.arm, one.flops, one.loss + 2e-3 * noisy * rng.standard_normal(8)) for one in arms
+        ]
+        words.append(judged(*arms)["steeper"].growth)
+    assert words.count("grows") >= 15
+
+
+@pytest.mark.parametrize("name", ["loop-grow", "untied-grow"])
+def test_the_papers_growing_arms_grow(name: str) -> None:
+    found = steepen.fit("paper:fineweb")
+    assert isinstance(found, ComputeResult)
+    assert (found[name].better, found[name].growth) == ("better", "grows")
+    drifting = found[name].drifting
+    assert drifting is not None and 0 < drifting.weight < 0.5 and drifting.growth == "undecided"
+    assert any("drift along a ladder" in line for line in found[name].what_would_change)
 
 
 def test_words_of_the_first_two_questions() -> None:

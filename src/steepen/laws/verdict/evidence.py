@@ -40,6 +40,15 @@ class LeftOut:
     growth: Growth
 
 
+@dataclass(frozen=True)
+class Drifting:
+    """The answers if the errors drifted along the ladders, and the weight of that in the model."""
+
+    weight: float
+    better: Better
+    growth: Growth
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Verdict:
     """Everything about one arm against the reference.
@@ -52,7 +61,8 @@ class Verdict:
 
     Intervals have confidence 1 − `rule.level`, before sharing the level among `arms`; `levels` are those at
     which the three questions were judged, `unadjusted` the answers at `rule.level` itself. `leave_one_out`
-    are rungs without which the first or second answer is another.
+    are rungs without which the first or second answer is another; `drifting` is None where the data exclude
+    errors that are correlated along a ladder.
     """
 
     arm: str
@@ -79,6 +89,7 @@ class Verdict:
     own_e: bool
     predictions: tuple[Prediction, ...]
     leave_one_out: tuple[LeftOut, ...]
+    drifting: Drifting | None
     tolerance: tuple[MistuningTolerance, ...]
     sentence: str
     what_would_change: tuple[str, ...]

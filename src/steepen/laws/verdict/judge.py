@@ -20,21 +20,18 @@ from steepen.laws.fits.compute_law import (
     root_mean_square,
 )
 from steepen.laws.ladder import MERGE_TOLERANCE, Ladder
-from steepen.laws.prior import Prior
-from steepen.laws.table_model import (
-    Array,
-    Cells,
+from steepen.laws.model.contrasts import (
     Contrast,
-    Index,
     Mixture,
-    TableFit,
-    fit_tables,
     multiplier_contrast,
     parameter_contrast,
     slope_contrast,
-    starting_laws,
 )
-from steepen.laws.verdict.evidence import Effect, LeftOut, Prediction, Verdict
+from steepen.laws.model.fit_tables import fit_tables
+from steepen.laws.model.laws import Array, Cells, Index, starting_laws
+from steepen.laws.model.table_fit import TableFit
+from steepen.laws.prior import Prior
+from steepen.laws.verdict.evidence import Drifting, Effect, LeftOut, Prediction, Verdict
 from steepen.laws.verdict.multipliers import MAX_MULTIPLIER, Multiplier
 from steepen.laws.verdict.questions import (
     Contrasts,
@@ -361,6 +358,7 @@ class TableJudge:
             delta_e=causes[0], delta_gamma_free=causes[1], own_e=self.own_e,
             predictions=self._predictions(pair, causes, levels[2], budget),
             leave_one_out=() if span is None else self._leave_one_out(pair, found, levels, better, growth),
+            drifting=None if span is None else self._drifting(pair, span, levels),
             tolerance=() if span is None else mistuning_tolerance(
                 self.fit, found, self.rule, levels[:2], {pair[0]: reference, pair[1]: arm}, self.c0, lr_regret
             ),
@@ -377,6 +375,15 @@ class TableJudge:
         weights = np.array([-1.0, 1.0]) / (high - low) * math.log(10)
         one = self.fit.mixture(multiplier_contrast(self.fit.laws, pair, np.array([low, high]), weights))
         return _exp(float(one.mean[0])), _exp_span(_span(one, 1 - self.rule.level))
+
+    def _drifting(
+        self, pair: tuple[int, int], span: tuple[float, float], levels: tuple[float, float, float]
+    ) -> Drifting | None:
+        found = self.fit.drifting()
+        if found is None:
+            return None
+        p = p_values(contrasts(found[0], pair, *span), self.rule)
+        return Drifting(found[1], as_better(p.better(levels[0])[0]), as_growth(p.growth(levels[1])[0]))
 
     def _leave_one_out(
         self,

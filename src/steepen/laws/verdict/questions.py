@@ -17,14 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steepen.errors import UsageError
-from steepen.laws.table_model import (
-    Array,
-    Contrast,
-    Mixture,
-    TableFit,
-    multiplier_contrast,
-    slope_contrast,
-)
+from steepen.laws.model.contrasts import Contrast, Mixture, multiplier_contrast, slope_contrast
+from steepen.laws.model.laws import Array
+from steepen.laws.model.table_fit import TableFit
 
 Better = Literal["better", "worse", "no difference", "not resolved"]
 Growth = Literal["grows", "constant", "shrinks", "undecided"]

@@ -8,7 +8,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from steepen.laws.table_model import Array, TableFit
+from steepen.laws.model.laws import Array
+from steepen.laws.model.table_fit import TableFit
 from steepen.laws.verdict.questions import Contrasts, DecisionRule, PValues
 
 DriftShape = Literal["top rung", "linear", "quadratic"]

@@ -133,6 +133,12 @@ def what_would_change(v: Verdict) -> list[str]:
             f" to a loss {one.penalty_changing_answer:.4f} too high at its top rung{_lr(one)}, would make it"
             f" '{_changed(v, one)}'"
         )
+    drifting = v.drifting
+    if drifting and (words := _words(v, drifting.better, drifting.growth)):
+        lines.append(
+            "errors that drift along a ladder, which these rungs do not exclude (weight"
+            f" {drifting.weight:.0%}), would make it '{words}'"
+        )
     left = v.leave_one_out
     if not left:
         lines.append("leaving out any one rung changes neither answer")

@@ -1,0 +1,229 @@
+"""A fitted table: the distribution of any contrast, and what changes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import cast
+
+import numpy as np
+from scipy import special
+
+from steepen.laws.distributions import f_p_value
+from steepen.laws.model.contrasts import Contrast, Mixture
+from steepen.laws.model.laws import Array, Cells, Laws, Mask
+from steepen.laws.model.noise import NoiseModel, SeedVariances
+
+
+@dataclass(frozen=True, eq=False)
+class TableFit:
+    """The laws of each table, and the noise models that contrasts are averaged over."""
+
+    cells: Cells
+    kept: Mask
+    loss: Array
+    laws: Laws
+    residual: Array
+    models: tuple[NoiseModel, ...]
+    seeds: SeedVariances | None
+    noise: Array  # variance of each rung's mean without lack of fit, (sets, arms, rungs); 0: not known
+    e_at_bound: Mask = field(default_factory=lambda: np.zeros(0, bool))
+
+    @cached_property
+    def weight(self) -> Array:
+        """The weight of each noise model, (models, sets)."""
+        logs = np.stack([model.log_weight for model in self.models])
+        found = np.exp(logs - logs.max(axis=0))
+        return found / found.sum(axis=0)
+
+    @cached_property
+    def _solutions(self) -> dict[int, tuple[Array, Array, Array]]:
+        return {}
+
+    def _solved(self, model: NoiseModel) -> tuple[Array, Array, Array]:
+        """The steps of a noise model for the residuals."""
+        if id(model) not in self._solutions:
+            self._solutions[id(model)] = model.steps(self.residual, model.pull)
+        return self._solutions[id(model)]
+
+    def pruned(self) -> TableFit:
+        """A single table's fit without noise models of no weight."""
+        kept = [model for model, weight in zip(self.models, self.weight[:, 0], strict=True) if weight > 1e-5]
+        return replace(self, models=tuple(kept))
+
+    def drifting(self) -> tuple[TableFit, float] | None:
+        """A single table's fit with correlated errors only, and their weight; None without such models."""
+        places = [k for k, model in enumerate(self.models) if model.length]
+        models = tuple(self.models[k] for k in places)
+        return (replace(self, models=models), float(self.weight[places, 0].sum())) if models else None
+
+    def mixture(self, contrast: Contrast) -> Mixture:
+        """The distribution of a contrast."""
+        found = [self._under(contrast, model)[:3] for model in self.models]
+        value, error, freedom = (np.stack(parts) for parts in zip(*found, strict=True))
+        return Mixture(self.weight, value, error, freedom)
+
+    def _under(self, contrast: Contrast, model: NoiseModel) -> tuple[Array, Array, Array, Array]:
+        """Value, standard error, degrees of freedom and coefficients of the losses under one noise model."""
+        own, shared, _ = self._solved(model)
+        r, a = contrast.arms
+        value = contrast.value + (contrast.first * own[:, r] + contrast.second * own[:, a]).sum(axis=1)
+        value = value + contrast.e * shared[:, 0]
+        gradient = np.zeros((*own.shape[:2], own.shape[2]))
+        gradient[:, r] += contrast.first
+        gradient[:, a] += contrast.second
+        u = -np.einsum("bmig,bmi->bg", model.lean, gradient)
+        u[:, 0] += contrast.e
+        alone = np.einsum("bmij,bmj->bmi", model.inverse, gradient)
+        common = np.einsum("bgh,bh->bg", model.spread, u)
+        variance = np.maximum((alone * gradient).sum(axis=(1, 2)) + (common * u).sum(axis=1), 0.0)
+        step = alone - np.einsum("bmig,bg->bmi", model.lean, common)
+        fitted = np.einsum("bmri,bmi->bmr", model.own, step) + np.einsum("bmrg,bg->bmr", model.shared, common)
+        coefficient = np.einsum("bmrs,bms->bmr", model.precision, fitted)
+        freedom = model.freedom
+        if self.seeds is not None:  # Satterthwaite: which part of the variance is each bin's estimate
+            part = coefficient**2 * self.noise
+            uncertain = np.zeros(len(variance))
+            for b in range(self.seeds.freedom.shape[1]):
+                share = (part * (self.seeds.bins == b)).sum(axis=(1, 2))
+                uncertain = uncertain + share**2 / self.seeds.freedom[:, b]
+            freedom = np.clip(variance**2 / np.maximum(uncertain, 1e-300), 1.0, 1e9)
+        return value, np.sqrt(variance * model.scale), freedom, coefficient
+
+    def deletions(self, model: NoiseModel) -> tuple[Array, Array]:
+        """Pe and the diagonal of P for every rung: what is needed to leave each out."""
+        weighted = model.precision @ model.own
+        rest = model.precision @ model.shared - weighted @ model.lean
+        diagonal = (
+            np.einsum("bmrr->bmr", model.precision)
+            - np.einsum("bmri,bmij,bmrj->bmr", weighted, model.inverse, weighted, optimize=True)
+            - np.einsum("bmrg,bgh,bmrh->bmr", rest, model.spread, rest, optimize=True)
+        )
+        floor = 1e-9 * np.einsum("bmrr->bmr", model.precision)
+        return self._solved(model)[2], np.maximum(diagonal, floor)
+
+    def outliers(self) -> tuple[Array, Array]:
+        """p-value of each rung being on the law of the others, and its distance from it (sets, arms, rungs).
+
+        The t-test of leaving the rung out, with the scale of the others, corrected for the number of rungs.
+        Noise is independent here: correlated models would explain a bad rung at the end of a ladder.
+        """
+        plain = [k for k, model in enumerate(self.models) if model.plain]
+        weight = self.weight[plain] / np.maximum(self.weight[plain].sum(axis=0), 1e-300)
+        points = self.kept.sum(axis=(1, 2)).astype(float)
+        q = self.models[0].own.shape[3]
+        spare = np.maximum(points - q * len(self.cells.x) - 2, 1.0)[:, None, None]
+        p, distance = np.zeros(self.loss.shape), np.zeros(self.loss.shape)
+        for share, k in zip(weight, plain, strict=True):
+            model = self.models[k]
+            left, diagonal = self.deletions(model)
+            fall = left**2 / diagonal
+            others = np.maximum(
+                model.square[:, None, None] - fall, 1e-12 * model.square[:, None, None] + 1e-300
+            )
+            t = np.sqrt(fall * spare / others)
+            p += share[:, None, None] * 2 * special.stdtr(spare, -t)
+            distance += share[:, None, None] * left / diagonal
+        return np.where(self.kept, np.minimum(1.0, p * points[:, None, None]), 1.0), distance
+
+    def left_out(self, contrast: Contrast) -> Mixture:
+        """The contrast of the first table without each of its rungs, (models, rungs of all arms)."""
+        parts: list[tuple[Array, ...]] = []
+        logs: list[Array] = []
+        for model in self.models:
+            value, error, freedom, coefficient = self._under(contrast, model)
+            left, diagonal = (part[0].ravel() for part in self.deletions(model))
+            c = coefficient[0].ravel()
+            fall = left**2 / diagonal
+            scale, weight, spare = _refitted(model, model.square[0] - fall, np.log(diagonal), 1.0)
+            variance = error[0] ** 2 / model.scale[0] + c**2 / diagonal
+            parts.append(
+                (value[0] - c * left / diagonal, np.sqrt(variance * scale), freedom[0] + 0 * c + spare)
+            )
+            logs.append(weight)
+        return _mixture(logs, parts)
+
+    def shifted(self, contrast: Contrast, direction: Array, sizes: Array) -> Mixture:
+        """The contrast of the first table if its losses were lower by sizes × direction (arms, rungs)."""
+        parts: list[tuple[Array, ...]] = []
+        logs: list[Array] = []
+        kept = direction * self.kept[0]
+        for model in self.models:
+            value, error, freedom, coefficient = self._under(contrast, model)
+            projected = model.steps(np.broadcast_to(kept, self.residual.shape))[2][0]
+            first, second = float((projected * self.residual[0]).sum()), float((projected * kept).sum())
+            square = model.square[0] - 2 * sizes * first + sizes**2 * second
+            scale, weight, _ = _refitted(model, square, 0.0 * sizes, 0.0)
+            moved = value[0] - sizes * float((coefficient[0] * kept).sum())
+            error = error[0] / np.sqrt(model.scale[0])
+            parts.append((moved, error * np.sqrt(scale), freedom[0] + 0 * sizes))
+            logs.append(weight)
+        return _mixture(logs, parts)
+
+    def with_error(self, contrast: Contrast, direction: Array) -> tuple[Mixture, Mixture]:
+        """The contrast, and the size of an error in the given direction (arms, rungs), if it is fitted too.
+
+        The direction is a further column of the linearised model: all rungs of an arm for its own E, one rung
+        to leave that rung out.
+        """
+        changed, sizes = list[tuple[Array, ...]](), list[tuple[Array, ...]]()
+        kept = direction * self.kept
+        for model in self.models:
+            value, error, freedom, coefficient = self._under(contrast, model)
+            projected = model.steps(np.broadcast_to(kept, self.residual.shape))[2]
+            information = np.maximum((projected * kept).sum(axis=(1, 2)), 1e-300)
+            size = (projected * self.residual).sum(axis=(1, 2)) / information
+            moved = (coefficient * kept).sum(axis=(1, 2))
+            total = np.sqrt(error**2 + moved**2 / information * model.scale)
+            changed.append((value - moved * size, total, freedom))
+            sizes.append((size, np.sqrt(model.scale / information), freedom))
+        logs = [model.log_weight for model in self.models]
+        return _mixture(logs, changed), _mixture(logs, sizes)
+
+    def p_one_e(self) -> Array:
+        """p-value of one E for all arms against one for each, averaged over the noise models."""
+        arms, sets = len(self.cells.x), len(self.loss)
+        found = np.zeros(sets)
+        for share, model in zip(self.weight, self.models, strict=True):
+            left = self._solved(model)[2].sum(axis=2)[:, 1:]
+            information = np.zeros((sets, arms - 1, arms - 1))
+            for arm in range(1, arms):
+                direction = np.zeros(self.loss.shape)
+                direction[:, arm] = self.kept[:, arm]
+                information[:, arm - 1] = model.steps(direction)[2].sum(axis=2)[:, 1:]
+            step = np.einsum("bij,bj->bi", np.linalg.pinv(information, hermitian=True), left)
+            fall = np.maximum((left * step).sum(axis=1), 0.0)
+            extra = arms - 1.0
+            if np.isfinite(model.freedom).all():
+                spare = model.freedom - extra
+                rest = np.maximum(model.square - fall, 1e-30) / np.maximum(spare, 1e-9)
+                p = np.where(spare >= 1, f_p_value(fall / extra / rest, extra, np.maximum(spare, 1.0)), 1.0)
+            else:
+                p = cast(Array, special.chdtrc(extra, fall))
+            found = found + share * p
+        return found
+
+
+def _refitted(
+    model: NoiseModel, square: Array, log_determinant: Array, fewer: float
+) -> tuple[Array, Array, Array | float]:
+    """Scale, log weight and change of freedom of a model for other residuals of the first table."""
+    square = np.maximum(square, 1e-30)
+    if not np.isfinite(model.freedom[0]):
+        return (
+            np.ones_like(square),
+            model.log_weight[0] - 0.5 * (square - model.square[0] + log_determinant),
+            0.0,
+        )
+    spare = max(float(model.freedom[0]) - fewer, 1e-9)
+    scale = square / spare
+    before = float(model.freedom[0]) * np.log(model.scale[0])
+    weight = model.log_weight[0] - 0.5 * (log_determinant + spare * np.log(scale) - before)
+    return scale, weight, -fewer
+
+
+def _mixture(logs: list[Array], parts: list[tuple[Array, ...]]) -> Mixture:
+    stacked = np.stack(logs)
+    weight = np.exp(stacked - stacked.max(axis=0))
+    columns = (np.stack(part) for part in zip(*parts, strict=True))
+    return Mixture(weight / weight.sum(axis=0), *columns)
