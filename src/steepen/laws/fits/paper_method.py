@@ -79,7 +79,7 @@ def fit_paper(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
         else:
             # E comes from other runs than the line, so their errors add; the degrees of freedom by
             # Satterthwaite.
-            slope = (_fit_log_log_line(ladder, c0, e + 1e-6)[0] - value) / 1e-6
+            slope = (value - _fit_log_log_line(ladder, c0, e - 1e-6)[0]) / 1e-6  # a step up may pass a loss
             error_from_e = slope * errors[0]
             slope_in_e[columns], joint[np.ix_(columns, columns)] = slope, inverse
             total = np.sqrt(error**2 + error_from_e**2)

@@ -250,12 +250,14 @@ class TableJudge:
                 multiplier_contrast(self.fit.laws, pair, np.array([math.log(flops / self.c0)]), np.ones(1))
             )
             value, (low, high) = _exp(float(one.mean[0])), _exp_span(_span(one, self.settings.confidence))
+            if not 1 / MAX_MULTIPLIER < value < MAX_MULTIPLIER:
+                continue
             needed = flops / value
             slack = 1 + 1e-9
             inside = (
                 base[0] / slack <= flops <= base[1] * slack and other[0] / slack <= needed <= other[1] * slack
             )
-            if (inside or extrapolate) and 1 / MAX_MULTIPLIER < value < MAX_MULTIPLIER:
+            if inside or extrapolate:
                 found.append(
                     Multiplier("fitted (joint)", float(flops), value, low, high, not inside, leads=True)
                 )
