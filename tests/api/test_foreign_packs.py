@@ -166,6 +166,44 @@ def many_headers(tar: tarfile.TarFile) -> None:
         tar.members.clear()  # type: ignore[attr-defined]
 
 
+def write_header(tar: tarfile.TarFile, name: str, kind: bytes, content: bytes = b"") -> None:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.size = kind, len(content)
+    tar.fileobj.write(entry.tobuf(tarfile.GNU_FORMAT) + content + bytes(-len(content) % 512))  # type: ignore[union-attr]
+
+
+def attribute(name: str, value: str) -> bytes:
+    """A record of a pax header, which begins with its own length."""
+    size = next(size for size in range(99_999) if len(f"{size} {name}={value}\n") == size)
+    return f"{size} {name}={value}\n".encode()
+
+
+def global_attributes(tar: tarfile.TarFile) -> None:
+    for number in range(4_000):
+        write_header(tar, "g", tarfile.XGLTYPE, attribute(f"k{number}", "a" * 50_000))
+        write_header(tar, "d", tarfile.DIRTYPE)
+
+
+def sparse_file(tar: tarfile.TarFile) -> None:
+    """A file whose list of parts goes on in 100,000 blocks."""
+    header = bytearray(tarfile.TarInfo(JOURNAL).tobuf(tarfile.GNU_FORMAT))
+    header[156:157], header[482:495], header[148:156] = tarfile.GNUTYPE_SPARSE, b"\x0100000000001\0", b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    tar.fileobj.write(header + (b"00000000001\0" * 42 + b"\1" + bytes(7)) * 100_000)  # type: ignore[union-attr]
+
+
+def sparse_by_attributes(tar: tarfile.TarFile) -> None:
+    version = attribute("GNU.sparse.major", "1") + attribute("GNU.sparse.minor", "0")
+    write_header(tar, "x", tarfile.XHDTYPE, version)
+    write_header(tar, JOURNAL, tarfile.REGTYPE)
+    tar.fileobj.write(b"99999999999\n" + b"0\n" * (8 << 20))  # type: ignore[union-attr]
+
+
+def chained_names(tar: tarfile.TarFile) -> None:
+    for _ in range(3_000):
+        write_header(tar, "L", tarfile.GNUTYPE_LONGNAME, b"a" * 511 + b"\0")
+
+
 class Zeros(io.RawIOBase):
     """Endless zeros."""
 
@@ -178,6 +216,10 @@ BOMBS: dict[str, Callable[[tarfile.TarFile], None]] = {
     "attributes": lambda tar: huge_header(tar, tarfile.XHDTYPE),
     "name": lambda tar: huge_header(tar, tarfile.GNUTYPE_LONGNAME),
     "headers": many_headers,
+    "global attributes": global_attributes,
+    "sparse file": sparse_file,
+    "sparse by attributes": sparse_by_attributes,
+    "chained names": chained_names,
 }
 
 

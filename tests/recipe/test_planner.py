@@ -297,6 +297,9 @@ def test_plan_prices_only_what_can_be_executed(
         assert main(["plan", "--arm", "vanilla", "--depth", "8", "--gpus", gpus]) == 2
         said = capsys.readouterr().err
         assert f"--gpus {gpus} is not possible: a batch of 256 sequences cannot be divided evenly." in said
+    for tokens in ("1", "3000"):
+        assert main(["plan", "--arm", "vanilla", "--depth", "8", "--batch-tokens", tokens]) == 2
+        assert "is not a multiple of the context 2,048" in capsys.readouterr().err
     monkeypatch.setenv("COLUMNS", "250")
     assert main(["plan", "--arm", "vanilla", "--depth", "8", "--gpus", "64", "--micro-batch", "99"]) == 0
     assert "micro-batch 4, largest that fits: 4" in capsys.readouterr().out

@@ -224,7 +224,12 @@ def make_plan(
     else:
         planned = recipe.at_budget(arm, depth, size_rule, flops=flops, tokens=tokens, rho=rho)
     cluster = cluster or Cluster()
-    sequences = planned.batch_tokens // planned.shape.context
+    sequences, rest = divmod(planned.batch_tokens, planned.shape.context)
+    if rest:
+        raise UsageError(
+            f"`batch_tokens` = {planned.batch_tokens:,} is not a multiple of the context "
+            f"{planned.shape.context:,}."
+        )
     if sequences % cluster.gpus:
         raise UsageError(
             f"`gpus` = {cluster.gpus} is not possible: a batch of {sequences:,} sequences cannot be divided "

@@ -136,14 +136,21 @@ class _Hashed:
 
 
 class _Entry(tarfile.TarInfo):
-    """A tar header that may not ask for much memory: names and attributes are read whole."""
+    """A tar header that may not ask for much memory or time."""
 
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Entry:
-        found = super().frombuf(buf, encoding, errors)
-        if found.size > MAX_HEADER and found.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:  # the hook that tarfile has for this
+        # Attributes of all files add up, and the list of parts of a sparse file has any length.
+        if self.type in (tarfile.XGLTYPE, tarfile.GNUTYPE_SPARSE):
+            raise tarfile.ReadError("it has global attributes or a sparse file")
+        if self.size > MAX_HEADER and not self.isreg():
             raise tarfile.ReadError("a header is too long")
-        return found
+        return super()._proc_member(tar)  # pyright: ignore
+
+    def _refuse(self, *_: object) -> None:
+        raise tarfile.ReadError("it has a sparse file")
+
+    # The attributes of a file may make it sparse.
+    _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse
 
 
 @contextlib.contextmanager
@@ -151,19 +158,19 @@ def _reading(source: Path) -> Generator[None]:
     """Report a damaged archive, and not a full disk, in one sentence."""
     try:
         yield
-    except (tarfile.TarError, zlib.error, EOFError, ValueError) as error:
+    except (tarfile.TarError, zlib.error, EOFError, ValueError, RecursionError) as error:
         raise SteepenError(f"{source} is not a readable pack ({error}).") from None
 
 
 def _extract(tar: tarfile.TarFile, source: Path, new: Path) -> tuple[Manifest, dict[str, str], int]:
     """Extract every file below `new`; returns the manifest, the SHA-256 of each file, and their bytes."""
-    limit, total, size, headers = max(MAX_UNPACKED, MAX_RATIO * source.stat().st_size), 0, 0, 0
+    limit, size, headers = max(MAX_UNPACKED, MAX_RATIO * source.stat().st_size), 0, 0
     manifest: Manifest | None = None
     digests: dict[str, str] = {}
     while (member := tar.next()) is not None:
         tar.members.clear()  # pyright: ignore[reportAttributeAccessIssue]  (it would keep every header)
-        total, headers = total + member.size, headers + 1
-        if total > limit or headers > MAX_FILES:
+        headers += 1
+        if tar.offset > limit or headers > MAX_FILES:  # where the next header begins
             raise SteepenError(
                 f"{source} would unpack to more than {limit / 2**30:,.0f} GiB or {MAX_FILES:,} files: it is "
                 "not a pack of a study."
