@@ -13,7 +13,7 @@ from steepen.studies.preset import load_preset
 from steepen.studies.registry import STUDIES
 from steepen.studies.synthetic import Formula, growth_fraction_of, tokens_per_parameter
 
-VOCABULARY = {"tiny": 512, "mini": 8192, "paper": 50_304}
+VOCABULARY = {"tiny": 512, "mini": 4096, "paper": 50_304}
 
 
 def bowl(spec: RunSpec) -> float:

@@ -108,8 +108,8 @@ def test_another_tokenizer_than_the_presets_is_said_with_its_cost(tiny_data: Dat
     preset = load_preset("mini")
     folder, facts = open_data(preset, tiny_data.directory, Path("runs"), True, (Path("studies"), "s"))
     note = tokenizer_note(preset, folder, facts)
-    assert note is not None and "bpe:8192" in note and "times the preset's FLOPs" in note
-    assert tokenizer_note(preset, folder, replace(facts, vocabulary=8192)) is None
+    assert note is not None and "bpe:4096" in note and "times the preset's FLOPs" in note
+    assert tokenizer_note(preset, folder, replace(facts, vocabulary=4096)) is None
 
 
 def test_a_study_is_right_after_it_moved(launcher: type, tiny_data: Dataset, tmp_path: Path) -> None:

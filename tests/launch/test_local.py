@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,15 +13,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import ClassVar
 
 import pytest
 
 from steepen.launch import local as local_module
 from steepen.launch.base import MAX_RETRIES_WITHOUT_PROGRESS, Job, LaunchContext, Outcome
+from steepen.launch.gpu_service import CONTROL, PIPE_VARIABLE, MultiProcessService
 from steepen.launch.local import LocalLauncher
 from steepen.launch.worker import Worker, python_path
 from steepen.runs.spec import RunSpec
-from steepen.utils.lock import GPU_LOCKS_VARIABLE
+from steepen.utils.lock import GPU_LOCKS_VARIABLE, RUNS_PER_GPU_VARIABLE
 
 Spec = Callable[..., RunSpec]
 
@@ -315,6 +318,72 @@ def test_the_next_run_of_a_gpu_is_started_while_the_current_one_trains(
     assert locks[0] == locks[2] != locks[1] == locks[3]
     launcher.stop(jobs)
     launcher.close()
+
+
+def test_a_service_for_several_processes_ends_with_its_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / CONTROL
+    program.write_text("#!/bin/sh\necho $$ $1 > $CUDA_MPS_PIPE_DIRECTORY/said\nexec sleep 100\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv(PIPE_VARIABLE, raising=False)
+    code = "from steepen.launch.gpu_service import MultiProcessService"
+    code += "; s = MultiProcessService.start(); print(s.folder, flush=True)"
+    for ending, left in (("s.stop()", False), ("import os; os.kill(os.getpid(), 9)", True)):
+        command = [sys.executable, "-c", f"{code}; {ending}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        folder = Path(done.stdout.strip())
+        assert folder.exists() == left, done.stderr
+        if left:
+            pid, word = (folder / "said").read_text().split()
+            assert word == "-f"
+            deadline = time.monotonic() + 10
+            while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert not Path(f"/proc/{pid}").exists()
+            shutil.rmtree(folder)
+    monkeypatch.setenv(PIPE_VARIABLE, "/the/users/own")
+    assert not MultiProcessService.available()
+
+
+class Service:
+    """A multi-process service that was started and stopped so many times."""
+
+    environment: ClassVar[dict[str, str]] = {"CUDA_MPS_PIPE_DIRECTORY": "/a/folder"}
+    started = stopped = 0
+
+    @classmethod
+    def available(cls) -> bool:
+        return True
+
+    @classmethod
+    def start(cls) -> Service:
+        cls.started += 1
+        return cls()
+
+    def stop(self) -> None:
+        type(self).stopped += 1
+
+
+def test_four_runs_of_a_gpu_are_started_where_processes_can_share_it(
+    context: LaunchContext, spec: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_module, "visible_gpus", lambda: [("4", "H100"), ("7", "H100")])
+    service = type("Service", (Service,), {})
+    monkeypatch.setattr(local_module, "MultiProcessService", service)
+    launcher = LocalLauncher(context)
+    assert (launcher.slots, launcher.max_started) == (2, 8)
+    jobs = [Job(one, context.store.run(one)) for one in (spec(0), spec(1))]
+    launcher.start(jobs)
+    for job in jobs:
+        environment = job.handle[0].worker.environment
+        assert environment["CUDA_MPS_PIPE_DIRECTORY"] == "/a/folder"
+        assert environment[RUNS_PER_GPU_VARIABLE] == "4"
+    launcher.stop(jobs)
+    launcher.close()
+    assert (service.started, service.stopped) == (1, 1)
+    assert LocalLauncher(context, runs_per_gpu=1).max_started == 4  # one trains, one is set up, on each
 
 
 def test_runs_that_share_a_gpu_anyway_are_not_set_up_ahead(

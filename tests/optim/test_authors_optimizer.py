@@ -144,7 +144,7 @@ def test_the_default_is_the_authors_optimizer_and_schedule() -> None:
 
 def test_presets_state_a_rewarm_other_than_the_authors() -> None:
     """In `tiny` growth phases are shorter than 40 steps; every spec of a study has the preset's schedule."""
-    for name, vocabulary, steps in (("tiny", 512, 5), ("mini", 8192, 40), ("paper", 50_304, 40)):
+    for name, vocabulary, steps in (("tiny", 512, 5), ("mini", 4096, 40), ("paper", 50_304, 40)):
         preset = load_preset(name)
         assert preset.lr_schedule == LRScheduleConfig(rewarm_steps=steps)
         arm = find_arm("untied-grow")

@@ -83,6 +83,8 @@ def test_chain_tuning_uses_the_papers_grids(paper: StudyContext) -> None:
     assert ratios("embedding_lr_multiplier", 1) == octaves(0, 7)
     assert ratios("weight_decay", 1) == pytest.approx([0.0, *(2.0**k for k in range(-5, 2))])
     assert ratios("learning_rate", 2) == pytest.approx([math.sqrt(2) ** k for k in range(-4, 4)])
+    around = [value / 0.02 for _, value in candidates(INITIAL, "embedding_lr_multiplier", 1, 5, centred=True)]
+    assert around == pytest.approx([0.25, 0.5, 2, 4])
     assert sorted(candidates(INITIAL, "schedule", 1)) == [
         ("warmdown_fraction", 0.2),
         ("warmdown_fraction", 0.6),

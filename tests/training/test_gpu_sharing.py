@@ -1,4 +1,4 @@
-"""Locks of two runs on one GPU, tested without one."""
+"""Locks of the runs on one GPU, tested without one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from steepen.runs.spec import RunSpec
+from steepen.training import gpu_sharing
 from steepen.training.gpu_sharing import GpuSharing, is_small
-from steepen.utils.lock import GPU_LOCKS_VARIABLE
+from steepen.utils.lock import GPU_LOCKS_VARIABLE, RUNS_PER_GPU_VARIABLE
 
 GPU = torch.device("cuda")
 
@@ -49,6 +50,19 @@ def test_only_one_run_trains_at_a_time(sharing: Callable[..., GpuSharing]) -> No
     with first.turn():
         assert not enters_within(second.turn, 0.1)
     assert enters_within(second.turn, 5)
+
+
+def test_small_runs_train_at_the_same_time_where_the_gpu_runs_kernels_of_several_processes(
+    sharing: Callable[..., GpuSharing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RUNS_PER_GPU_VARIABLE, "4")
+    first, second = sharing(), sharing()
+    monkeypatch.setattr(gpu_sharing, "_LIGHT_STEP", 1.0)
+    heavy = sharing()
+    assert (first.runs_per_gpu, heavy.runs_per_gpu) == (4, 1)
+    with first.turn():
+        assert enters_within(second.turn, 5)
+        assert not enters_within(heavy.turn, 0.1)
 
 
 def test_waiting_for_the_turn_is_counted(sharing: Callable[..., GpuSharing]) -> None:

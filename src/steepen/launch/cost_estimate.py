@@ -114,7 +114,7 @@ def speed_samples(records: Iterable[RunRecord]) -> tuple[SpeedSample, ...]:
         SpeedSample(
             record.spec.precision,
             record.flops / record.tokens,
-            record.flops / record.seconds_training / _ranks(record),
+            record.flops / record.seconds_training * _runs_per_gpu(record) / _ranks(record),
             max(0.0, record.seconds_total - record.seconds_training),
         )
         for record in records
@@ -124,7 +124,16 @@ def speed_samples(records: Iterable[RunRecord]) -> tuple[SpeedSample, ...]:
 
 def _ranks(record: RunRecord) -> int:
     """GPUs, or processes of a CPU, that a run had."""
-    found = record.hardware.get("ranks", 1)
+    return _count(record, "ranks")
+
+
+def _runs_per_gpu(record: RunRecord) -> int:
+    """Runs that trained on its GPU at the same time: all of them together are its speed."""
+    return _count(record, "runs_per_gpu")
+
+
+def _count(record: RunRecord, name: str) -> int:
+    found = record.hardware.get(name, 1)
     return found if is_whole(found) and found >= 1 else 1
 
 

@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 
 from steepen.errors import UsageError
 from steepen.launch.base import Job, LaunchContext, LauncherBase
+from steepen.launch.gpu_service import MultiProcessService
 from steepen.launch.worker import Attempt, TaskProcess, Worker
-from steepen.utils.lock import GPU_LOCKS_VARIABLE
+from steepen.utils.lock import GPU_LOCKS_VARIABLE, RUNS_PER_GPU_VARIABLE
 from steepen.utils.validate import is_whole
 
 MAX_PER_MACHINE = 10_000  # jobs, threads of a run, runs of a GPU
+RUNS_AT_ONCE = 4  # small runs of one GPU; eight are no faster (benchmarks/runs_at_once.py)
 _GRACE_SECONDS = 60.0  # for a run to save before it is killed
 
 
@@ -54,7 +56,7 @@ class LocalLauncher(LauncherBase):
 
     The number of threads does not depend on the number of jobs: it changes the order of sums, and a run's
     result must not depend on what runs beside it. With `overlap`, a GPU's next run is set up while the
-    current one trains (see training/gpu_sharing.py).
+    current one trains, and small runs train at the same time (see training/gpu_sharing.py).
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class LocalLauncher(LauncherBase):
         context: LaunchContext,
         jobs: int | None = None,
         *,
-        runs_per_gpu: int = 1,
+        runs_per_gpu: int | None = None,
         threads: int = 1,
         overlap: bool = True,
     ) -> None:
@@ -77,7 +79,7 @@ class LocalLauncher(LauncherBase):
         if index.isdigit() and int(index) < len(devices):
             devices = [devices[int(index)]]
             context = replace(context, options={**context.options, "device": "cuda"})  # the only one it sees
-        self.devices: list[str | None] = [*devices] * runs_per_gpu
+        self.devices: list[str | None] = [*devices] * (runs_per_gpu or 1)
         if not devices:
             self.devices = [None] * (jobs or max(1, available_cores() // threads))
         elif jobs is not None:  # spread over the GPUs; several share one only if `jobs` asks for it
@@ -87,21 +89,26 @@ class LocalLauncher(LauncherBase):
         self.waiting: list[Job] = []  # for enough of them
         self.sharing: list[Job] = []  # that have some of them
         if not context.gpus_per_run.single:
-            if runs_per_gpu != 1:
+            if (runs_per_gpu or 1) > 1:
                 raise UsageError("runs_per_gpu and `gpus_per_run` exclude each other.")
             pool: list[str | None] = [*(devices or [None] * available_cores())]
             count = context.gpus_per_run.count
             most = max(1, len(pool) // (1 if count == "auto" else count))
             self.pool, self.devices, overlap = pool, pool[: min(most, jobs or most)], False
-        # A second run per GPU is set up while the first trains, unless runs share the GPUs anyway.
+        # Further runs per GPU are set up while the first trains, unless runs share the GPUs anyway.
         self.overlap = overlap and bool(devices) and len(set(self.devices)) == len(self.devices)
-        self.free_slots = [Slot(device) for device in self.devices * (2 if self.overlap else 1)]
+        # Several runs train on a GPU if that is asked for, or if nothing else is and they are small.
+        at_once = runs_per_gpu or (RUNS_AT_ONCE if self.overlap else 1)
+        self.serves = bool(devices) and at_once > 1 and MultiProcessService.available()
+        self.service: MultiProcessService | None = None
+        self.ahead = 1 if not self.overlap else at_once if self.serves else 2  # runs started per GPU
+        self.free_slots = [Slot(device) for device in self.devices * self.ahead]
         super().__init__(context, len(self.devices))
 
     @property
     def max_started(self) -> int:
-        """Twice as many as train, where the next run of each GPU is set up ahead."""
-        return self.slots * (2 if self.overlap else 1)
+        """More than train, where the next runs of each GPU are set up ahead."""
+        return self.slots * self.ahead
 
     def start(self, jobs: Sequence[Job]) -> None:
         """Hand each job to the worker process of a free slot; the first job of a slot starts one."""
@@ -109,14 +116,20 @@ class LocalLauncher(LauncherBase):
             self.waiting += jobs
             self._start_waiting()
             return
+        if self.serves and self.service is None:
+            self.service = MultiProcessService.start()
         for job in jobs:
             slot = self.free_slots.pop(0)
             environment = {"OMP_NUM_THREADS": str(self.threads)}
+            if self.service is not None:
+                environment |= self.service.environment
             if slot.device is not None:
                 environment["CUDA_VISIBLE_DEVICES"] = slot.device
                 if self.overlap:
                     locks = self.context.store.root.absolute() / ".gpu_locks"
                     environment[GPU_LOCKS_VARIABLE] = str(locks / f"{socket.gethostname()}-{slot.device}")
+                    if self.service is not None:
+                        environment[RUNS_PER_GPU_VARIABLE] = str(RUNS_AT_ONCE)
             process = TaskProcess(self.context.task(job.spec, environment), slot.worker)
             slot.worker = process.worker
             job.handle = (process, slot)
@@ -201,3 +214,6 @@ class LocalLauncher(LauncherBase):
             if slot.worker is not None:
                 slot.worker.close()
                 slot.worker = None
+        if self.service is not None:
+            self.service.stop()
+            self.service = None

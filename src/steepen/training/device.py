@@ -136,7 +136,7 @@ def process_age() -> float | None:
         return None
 
 
-def hardware(device: torch.device, ranks: int = 1) -> dict[str, Any]:
+def hardware(device: torch.device, ranks: int = 1, runs_per_gpu: int = 1) -> dict[str, Any]:
     """Description of the hardware for the record; `ranks` is the number of processes, one per GPU."""
     description: dict[str, Any] = {
         "device": device.type,
@@ -147,6 +147,8 @@ def hardware(device: torch.device, ranks: int = 1) -> dict[str, Any]:
     }
     if ranks > 1:
         description["ranks"] = ranks
+    if runs_per_gpu > 1:  # its speed is that of a share of the GPU
+        description["runs_per_gpu"] = runs_per_gpu
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         description |= {"name": properties.name, "gpus": ranks, "gpu_memory_bytes": properties.total_memory}

@@ -1,9 +1,11 @@
-"""Two runs on one GPU: one trains while the other is set up, or validates and writes its record.
+"""Several runs on one GPU: one trains while another is set up, or validates; small ones train together.
 
 Small runs spend as long on kernels, validation and files as on training, with the GPU mostly idle. The local
-launcher therefore starts a second run on each GPU and names their lock files in `GPU_LOCKS_VARIABLE`. A run
-waits for its turn before its first step, so only one run trains at a time and the other does not disturb its
-timing. A run that needs much memory has the GPU for itself from start to end.
+launcher therefore starts further runs on each GPU and names their lock files in `GPU_LOCKS_VARIABLE`. A run
+waits for its turn before its first step, so only one run trains at a time and the others do not disturb its
+timing. Where the GPU runs kernels of several processes at once (launch/gpu_service.py), runs whose steps
+leave most of it idle take their turns together. A run that needs much memory has the GPU for itself from
+start to end.
 """
 
 from __future__ import annotations
@@ -19,11 +21,14 @@ import torch
 
 from steepen.recipe.memory import training_memory
 from steepen.recipe.recipe import PlannedRun
-from steepen.runs.spec import RunSpec
+from steepen.runs.spec import RunSpec, expected_flops
 from steepen.utils.files import open_without_links
-from steepen.utils.lock import GPU_LOCKS_VARIABLE
+from steepen.utils.lock import GPU_LOCKS_VARIABLE, RUNS_PER_GPU_VARIABLE
 
-_SMALL = 1 / 6  # of the GPU's memory: two such runs fit, also if the estimate is too low by half
+_SMALL = 1 / 6  # of the GPU's memory: four such runs fit, also if the estimates are too low by a third
+# FLOPs of a step below which runs train together. Four runs at once took 2.9 times as long as one at 8e10
+# (1.4 runs in the time of one), 3.5 times at 4e11, measured on an H200 (docs/log.md, "Several runs at once").
+_LIGHT_STEP = 1e12
 _MICRO_BATCH_TOKENS = 65_536  # the first micro-batch that gradient accumulation tries
 _POLL_SECONDS = 0.005
 
@@ -46,6 +51,8 @@ class GpuSharing:
         self.path = None if path is None else Path(path)
         self.stopped = stopped
         self.seconds_waited = 0.0
+        light = expected_flops(spec) / spec.steps <= _LIGHT_STEP
+        self.runs_per_gpu = int(os.environ.get(RUNS_PER_GPU_VARIABLE, "1")) if path and light else 1
         self.small = self.path is None or is_small(
             spec, torch.cuda.get_device_properties(device).total_memory
         )
@@ -59,7 +66,7 @@ class GpuSharing:
     @contextlib.contextmanager
     def turn(self) -> Generator[None]:
         """Hold the GPU's turn to train; ends early, without the turn, if the run receives a stop signal."""
-        with self._lock(".turn", shared=False):
+        with self._lock(".turn", shared=self.runs_per_gpu > 1):
             yield
 
     @contextlib.contextmanager

@@ -20,6 +20,7 @@ import gc
 import math
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -253,6 +254,7 @@ class Trainer:
             # run in order.
             stack.enter_context(self.stop_signals.listening())
             sharing = GpuSharing(spec, self.device, lambda: self.stop_signals.signal is not None)
+            self.runs_per_gpu = sharing.runs_per_gpu
             stack.enter_context(sharing.memory())
             if self.stop_signals.signal is not None and world.size == 1:
                 raise Interrupted(self.stop_signals.signal, None)
@@ -583,6 +585,7 @@ class Trainer:
             losses=self.metrics.losses,
             validation_identity=self.validation.identity,
             device=self.device,
+            hardware=device_info.hardware(self.device, self.world.size, self.runs_per_gpu),
             ranks=self.world.size,
             peak_memory=peak or None,
             recompute=self.network.recompute,
@@ -627,6 +630,7 @@ def make_record(
     losses: Sequence[float],
     validation_identity: str,
     device: torch.device,
+    hardware: dict[str, Any],
     ranks: int = 1,
     peak_memory: int | None = None,
     recompute: bool = False,
@@ -654,7 +658,7 @@ def make_record(
         tokens_per_second=spec.tokens / max(seconds, 1e-9),
         mfu=flops.total / seconds / (peak * ranks) if peak and seconds > 0 else None,
         peak_memory_bytes=peak_memory,
-        hardware=device_info.hardware(device, ranks),
+        hardware=hardware,
         versions=device_info.versions(),
         git=device_info.git_state(),
         finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

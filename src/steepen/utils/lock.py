@@ -20,6 +20,7 @@ from steepen.errors import SteepenError
 from steepen.utils.files import open_without_links
 
 GPU_LOCKS_VARIABLE = "STEEPEN_GPU_LOCKS"  # environment: lock files of the runs on one GPU, without suffix
+RUNS_PER_GPU_VARIABLE = "STEEPEN_RUNS_PER_GPU"  # environment: how many runs may train on it at the same time
 _MOUNTS = Path("/proc/self/mountinfo")
 _ATTEMPTS = 5  # without `wait`: retry, because `is_locked` of another process holds the lock briefly
 

@@ -22,7 +22,7 @@ SECTION = "Appendix A.4.1, Stage 1: Tune a Base Model"
 
 # Table "Tuning Grid for Chain Tuning": lowest and highest power of a factor, applied to the current value.
 # The factor is 2 in round one and √2 in round two, which is "centered at the optimal values": ranges that are
-# far from symmetric in round one are moved.
+# far from symmetric in round one are moved. A chain that starts from a recipe is centred from the beginning.
 ROUND_ONE_OFFSETS: dict[str, tuple[int, int]] = {
     "learning_rate": (-4, 3),
     "residual_multiplier": (-4, 3),
@@ -78,6 +78,7 @@ class Chain:
 
     arm: Arm
     values: Hyperparameters
+    centred: bool = False  # whether the first round's ranges lie around the starting values too
     loss: float = math.inf  # of `values`; infinite while they are not measured
     seconds: float | None = None  # of training the last measured run of the current values
     steps: Rows[SweepResult] = Rows()  # noqa: RUF009
@@ -99,7 +100,7 @@ def chain_tuning(context: StudyContext, *, arms: Arms = (), from_recipe: bool = 
 def tune_arms(context: StudyContext, arms: Arms = (), *, from_recipe: bool = False) -> Work[list[Chain]]:
     """The finished chain of every arm, all run concurrently; a growing arm is tuned as its starting arm."""
     chosen = [starting_arm(arm) for arm in find_arms(arms or ("vanilla",))]
-    chains = [Chain(arm, context.recipe(arm).base if from_recipe else INITIAL) for arm in chosen]
+    chains = [Chain(arm, context.recipe(arm).base if from_recipe else INITIAL, from_recipe) for arm in chosen]
     yield from run_concurrently([tune(context, chain, context.preset.grids.chain) for chain in chains])
     return chains
 
@@ -119,7 +120,9 @@ def has_injection(arm: Arm) -> bool:
     return "inject" in arm.core_boundary or "inject" in arm.coda_boundary
 
 
-def candidates(values: Hyperparameters, sweep: str, number: int, points: int = 8) -> list[tuple[str, float]]:
+def candidates(
+    values: Hyperparameters, sweep: str, number: int, points: int = 8, *, centred: bool = False
+) -> list[tuple[str, float]]:
     """The settings a sweep tries besides the current one: (name, value)."""
     if sweep in DISCRETE:
         return [
@@ -129,7 +132,7 @@ def candidates(values: Hyperparameters, sweep: str, number: int, points: int = 8
             if value != getattr(values, name)
         ]
     current = float(getattr(values, sweep))
-    low, high = (ROUND_ONE_OFFSETS if number == 1 else ROUND_TWO_OFFSETS)[sweep]
+    low, high = (ROUND_ONE_OFFSETS if number == 1 and not centred else ROUND_TWO_OFFSETS)[sweep]
     factor = 2.0 if number == 1 else math.sqrt(2.0)
     count = points - (sweep in INCLUDES_ZERO)
     offsets = sorted(range(low, high + 1), key=lambda offset: (abs(offset), offset))[:count]
@@ -140,7 +143,7 @@ def candidates(values: Hyperparameters, sweep: str, number: int, points: int = 8
 
 
 def _sweep(context: StudyContext, chain: Chain, grid: ChainGrid, number: int, sweep: str) -> Work[None]:
-    options = candidates(chain.values, sweep, number, grid.points)
+    options = candidates(chain.values, sweep, number, grid.points, centred=chain.centred)
     current, *others = yield from _measure(context, chain, options)
     baseline, tried = current.loss, Rows[Cell](others)
     tries = [(cell["setting"], cell["value"], cell.loss) for cell in tried]

@@ -1,0 +1,161 @@
+"""Custom studies of the narrow ladders, named `replication:FUNCTION` in `steepen study`; see run.sh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from steepen.model.arm import Arm
+from steepen.model.arms import find_arm
+from steepen.recipe.recipe_file import RecipeFile
+from steepen.studies.answer import Answer, Study, Table, Work
+from steepen.studies.cells import Plan, measure, run_concurrently
+from steepen.studies.context import StudyContext
+
+FIRST, FURTHEST = (-2, 0, 2), 8  # powers of √2 around the recipe's rate
+Losses = dict[int, list[float]]  # by power of √2, one per seed
+
+
+def rates(
+    context: StudyContext,
+    *,
+    arms: Sequence[str] = (),
+    rungs: Sequence[int] = (4, 6, 8),
+    seeds: Sequence[int] = (0,),
+) -> Study:
+    """The best learning rate of every arm at several sizes, bracketed, and the rule through the optima.
+
+    At each size, rates ½, 1 and 2 times the recipe's are tried, further ones by 2 while the best is at an
+    edge, then √2 on both sides of the best. Runs are as long as in the ladder. A parabola of the loss in the
+    logarithm of the rate, through the best and its neighbours, gives the optimum.
+    """
+    chosen = [find_arm(name) for name in arms or context.preset.arms]
+    parts = [_sweep(context, arm, depth, seeds) for arm in chosen for depth in sorted(rungs, reverse=True)]
+    swept: list[tuple[Arm, int, Losses, list[str]]] = yield from run_concurrently(parts)
+    files: list[RecipeFile] = []
+    rows: list[tuple[Any, ...]] = []
+    tried: list[tuple[Any, ...]] = []
+    for arm in chosen:
+        own = [(depth, found) for one, depth, found, _ in swept if one is arm]
+        best = {depth: _optimum(found) for depth, found in own}
+        sizes = {depth: float(context.stored_parameters(arm, depth)) for depth in best}
+        base = float(context.stored_parameters(arm, context.preset.base_depth))
+        x = np.log([sizes[depth] / base for depth in best])
+        y = np.log([_rate(context, arm, depth, best[depth]) for depth in best])
+        slope = float(np.polyfit(x, y, 1)[0]) if len(best) > 1 else math.nan
+        exponent = round(slope, 1) + 0.0 if math.isfinite(slope) else 0.0
+        rate = float(f"{math.exp(float(np.mean(y - exponent * x))):.2g}")
+        recipe = context.recipe(arm)
+        recipe = replace(
+            recipe, base=replace(recipe.base, learning_rate=rate), learning_rate_base=None,
+            learning_rate_exponent=exponent,
+        )  # fmt: skip
+        files.append(RecipeFile(arm.name, recipe, context.preset.name))
+        optima = [_rate(context, arm, depth, best[depth]) for depth in sorted(best)]
+        rows.append((arm.name, *optima, slope, exponent, rate))
+        for depth, found in sorted(own):
+            for power, losses in sorted(found.items()):
+                tried += [(arm.name, depth, _rate(context, arm, depth, power), loss) for loss in losses]
+    depths = sorted(rungs)
+    return Answer(
+        study="rates",
+        question="Which learning rate suits each arm, and how must it change with size?",
+        section="Appendix A.4",
+        findings=tuple(
+            f"{row[0]}: {row[-1]:g} at d{context.preset.base_depth}, exponent {row[-2]:+.1f}; optima "
+            + ", ".join(f"d{depth} {value:.3g}" for depth, value in zip(depths, row[1:], strict=False))
+            for row in rows
+        ),
+        values={"rates": [list(row) for row in rows]},
+        recipes=tuple(files),
+        tables=(
+            Table("Learning rates", ("arm", *(f"best at d{d}" for d in depths), "slope", "exponent",
+                  f"at d{context.preset.base_depth}"), tuple(rows)),
+            Table("Sweeps", ("arm", "depth", "learning rate", "loss"), tuple(tried)),
+        ),
+        runs=tuple(dict.fromkeys(run for *_, runs in swept for run in runs)),
+    )  # fmt: skip
+
+
+def _sweep(
+    context: StudyContext, arm: Arm, depth: int, seeds: Sequence[int]
+) -> Work[tuple[Arm, int, Losses, list[str]]]:
+    found: Losses = {}
+    runs: list[str] = []
+    missing = list(FIRST)
+    refined = False
+    while missing:
+        plans: list[Plan] = []
+        for power in missing:
+            planned = context.recipe(arm).at(arm, depth, context.size_rule)
+            rate = _rate(context, arm, depth, power)
+            changed = replace(planned, hyperparameters=replace(planned.hyperparameters, learning_rate=rate))
+            plans += [(context.spec(changed, seed=seed), {"power": power}) for seed in seeds]
+        cells = yield from measure(context, plans)
+        for cell in cells:
+            found.setdefault(cell["power"], []).append(cell.loss)
+            runs.append(cell.run)
+        best = min(found, key=lambda power: _mean(found[power]))
+        if best == min(found) and best > -FURTHEST:
+            missing = [best - 2]
+        elif best == max(found) and best < FURTHEST:
+            missing = [best + 2]
+        elif not refined:
+            missing, refined = [power for power in (best - 1, best + 1) if power not in found], True
+        else:
+            missing = []
+    return arm, depth, found, runs
+
+
+def _mean(losses: Sequence[float]) -> float:
+    return sum(losses) / len(losses)
+
+
+def _rate(context: StudyContext, arm: Arm, depth: int, power: float) -> float:
+    return context.recipe(arm).learning_rate(arm, depth, context.size_rule) * 2 ** (power / 2)
+
+
+def _optimum(found: Losses) -> float:
+    """The power of √2 at the vertex of a parabola through the points near the best one."""
+    best = min(found, key=lambda power: _mean(found[power]))
+    near = sorted(power for power in found if abs(power - best) <= 2 and math.isfinite(_mean(found[power])))
+    if len(near) < 3 or best in (near[0], near[-1]):
+        return float(best)
+    curve, slope, _ = np.polyfit(near, [_mean(found[power]) for power in near], 2)
+    return float(np.clip(-slope / (2 * curve), near[0], near[-1])) if curve > 0 else float(best)
+
+
+def noise(
+    context: StudyContext,
+    *,
+    arms: Sequence[str] = (),
+    rungs: Sequence[int] = (),
+    seeds: Sequence[int] = (0, 1),
+) -> Study:
+    """Ladder runs of several seeds, the largest first."""
+    plans: list[Plan] = []
+    for depth in sorted(rungs or context.preset.rungs, reverse=True):
+        for arm in (find_arm(name) for name in arms or context.preset.arms):
+            run = context.recipe(arm).at(arm, depth, context.size_rule)
+            plans += [(context.spec(run, seed=seed), {"arm": arm.name, "depth": depth}) for seed in seeds]
+    cells = yield from measure(context, plans)
+    rows: list[tuple[Any, ...]] = []
+    for name, depth in dict.fromkeys((cell["arm"], cell["depth"]) for cell in cells):
+        losses = [cell.loss for cell in cells if (cell["arm"], cell["depth"]) == (name, depth)]
+        spread = float(np.std(losses, ddof=1)) if len(losses) > 1 else math.nan
+        rows.append((name, depth, len(losses), _mean(losses), spread))
+    return Answer(
+        study="noise",
+        question="How much does the loss of a run depend on its seed?",
+        section="Section 4.2",
+        findings=tuple(
+            f"{n} d{d}: {mean:.4f} ± {sd:.4f} over {count} seeds" for n, d, count, mean, sd in rows
+        ),
+        values={"noise": [list(row) for row in rows]},
+        tables=(Table("Losses by seed", ("arm", "depth", "seeds", "mean loss", "SD"), tuple(rows)),),
+        runs=tuple(cells.column("run")),
+    )
