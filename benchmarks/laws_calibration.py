@@ -4,8 +4,9 @@
     python benchmarks/laws_calibration.py [draws] replicated  # noise that falls, lack of fit
     python benchmarks/laws_calibration.py [draws] alone       # pairs without replicates, other noise
     python benchmarks/laws_calibration.py [draws] drifting    # lack of fit that is correlated
+    python benchmarks/laws_calibration.py [draws] paired      # seeds that arms share
     python benchmarks/laws_calibration.py [draws] held-out    # scenarios on which nothing was chosen
-    python benchmarks/laws_calibration.py [draws] laws        # coverage of γ and E, families, hold-outs
+    python benchmarks/laws_calibration.py [draws] laws        # coverage of γ and E, families
 
 `jobs=12` uses that many processes.
 
@@ -19,13 +20,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from steepen.laws.fits.chinchilla import ChinchillaSettings, fit_chinchilla
 from steepen.laws.model.contrasts import parameter_contrast
 from steepen.laws.model.fit_tables import fit_tables
 from steepen.laws.model.laws import Array, Cells, Laws
@@ -57,6 +58,7 @@ class Scenario:
     lack_of_fit: Array | float = 0.0
     correlation: float = 0.0  # of neighbouring rungs
     shared: float = 0.0  # part of the lack of fit that arms share
+    paired: float = 0.0  # part of the seeds' noise that arms share
     off: tuple[int, int] | None = None  # arm and rung with an error of 0.03
     stated: Array | float | None = None  # noise of a run that the analysis is told
     tails: float = np.inf  # degrees of freedom of Student's t, of which all noise is
@@ -91,8 +93,23 @@ class Rates:
         return self.sums[name] / self.count
 
 
-def simulate(one: Scenario, draws: int, rng: np.random.Generator) -> tuple[Cells, Array, Array, Laws]:
-    """Cells, mean losses, sums of squares of seeds, and the true laws."""
+@dataclass(frozen=True)
+class Draws:
+    """Simulated tables: mean losses, sums of squares of seeds and of sums over arms, and the true laws."""
+
+    cells: Cells
+    loss: Array
+    squares: Array
+    paired: Array | None
+    laws: Laws
+
+    def fit(self, **settings: Any) -> TableFit:
+        """The model of every table."""
+        return fit_tables(self.cells, self.loss, self.squares, self.laws, paired=self.paired, **settings)
+
+
+def simulate(one: Scenario, draws: int, rng: np.random.Generator) -> Draws:
+    """Draw tables of a scenario."""
     size, arms = len(one.flops), one.arms + 1
     c0 = float(np.exp(np.log(one.flops).mean()))
     x = np.tile(np.log(one.flops / c0), (arms, 1))
@@ -101,7 +118,9 @@ def simulate(one: Scenario, draws: int, rng: np.random.Generator) -> tuple[Cells
         np.broadcast_to(one.stated, size) ** 2, (arms, 1)
     ) / seeds  # fmt: skip
     partners = np.tile(np.arange(size), (arms, 1)) if size >= 6 else None
-    cells = Cells(x, np.ones(x.shape, bool), seeds, seeds - 1, stated, partners=partners)
+    groups = np.where(seeds > 1, np.cumsum(seeds > 1, axis=1) - 1, -1).astype(int)
+    same = groups if groups.max() >= 0 else None
+    cells = Cells(x, np.ones(x.shape, bool), seeds, seeds - 1, stated, partners=partners, paired=same)
     every = [one.reference, *[one.arm] * one.arms]
     laws = Laws(
         np.full(draws, one.reference[0]),
@@ -126,30 +145,33 @@ def simulate(one: Scenario, draws: int, rng: np.random.Generator) -> tuple[Cells
     if one.wave:
         phase = 2 * np.pi * rng.random((draws, arms, 1))
         loss = loss + one.wave * np.cos(np.pi * np.log10(one.flops) + phase)
-    squares = np.zeros(shape)
+    squares, paired = np.zeros(shape), None
     if one.seeds:
         taken = np.arange(max(one.seeds)) < seeds[..., None]
-        runs = sd[:, None] * np.stack([unit() for _ in range(max(one.seeds))], axis=3) * taken
+        runs = np.stack([unit() for _ in range(max(one.seeds))], axis=3)
+        if one.paired:
+            common = rng.standard_normal(runs[:, :1].shape)
+            runs = np.sqrt(one.paired) * common + np.sqrt(1 - one.paired) * runs
+        runs = sd[:, None] * runs * taken
         mean = runs.sum(axis=3) / seeds
         squares = ((runs - mean[..., None]) ** 2 * taken).sum(axis=3)
+        paired = (((runs - mean[..., None]) * taken).sum(axis=1) ** 2).sum(axis=2)[:, seeds[0] > 1]
         loss = loss + mean
     if one.off is not None:
         loss[:, one.off[0], one.off[1]] += 0.03
-    return cells, loss, squares, laws
+    return Draws(cells, loss, squares, paired, laws)
 
 
-def fit_without_outliers(cells: Cells, loss: Array, squares: Array, start: Laws) -> TableFit:
+def fit_without_outliers(tables: Draws) -> TableFit:
     """The model of each table without the rung that is furthest off, as measured tables are fitted."""
-    found = fit_tables(cells, loss, squares, start)
-    if cells.mask.sum() - 2 * len(cells.x) - 2 < MIN_SPARE:
+    found = tables.fit()
+    if tables.cells.mask.sum() - 2 * len(tables.cells.x) - 2 < MIN_SPARE:
         return found
     p, _ = found.outliers()
     worst = p.reshape(len(p), -1).argmin(axis=1)
-    dropped = np.zeros(loss.shape, bool).reshape(len(p), -1)
+    dropped = np.zeros(p.shape, bool).reshape(len(p), -1)
     dropped[np.arange(len(p)), worst] = p.reshape(len(p), -1).min(axis=1) < OUTLIER_LEVEL
-    if not dropped.any():
-        return found
-    return fit_tables(cells, loss, squares, found.laws, dropped=dropped.reshape(loss.shape))
+    return tables.fit(dropped=dropped.reshape(p.shape)) if dropped.any() else found
 
 
 def judge(fit: TableFit, arm: int) -> Contrasts:
@@ -163,18 +185,16 @@ def measure(one: Scenario, draws: int, seed: int = 11) -> tuple[Rates, Rates]:
     rng = np.random.default_rng(seed)
     ours, oracle = Rates(), Rates()
     for begin in range(0, draws, BLOCK):
-        cells, loss, squares, laws = simulate(one, min(BLOCK, draws - begin), rng)
+        tables = simulate(one, min(BLOCK, draws - begin), rng)
         off = None
         if one.off is not None:
-            off = np.zeros(loss.shape, bool)
+            off = np.zeros(tables.loss.shape, bool)
             off[:, one.off[0], one.off[1]] = True
-        known = np.tile(one.covariance(), (len(cells.x), 1, 1))
-        truth = judge(fit_tables(cells, laws.predict(cells.x), squares, laws, covariance=known), 1)
+        known = np.tile(one.covariance(), (one.arms + 1, 1, 1))
+        exact = replace(tables, loss=tables.laws.predict(tables.cells.x))
+        truth = judge(exact.fit(covariance=known), 1)
         gain, slope = float(truth.gain.mean[0]), float(truth.slope.mean[0])
-        fits = (
-            (ours, fit_without_outliers(cells, loss, squares, laws)),
-            (oracle, fit_tables(cells, loss, squares, laws, covariance=known, dropped=off)),
-        )
+        fits = ((ours, fit_without_outliers(tables)), (oracle, tables.fit(covariance=known, dropped=off)))
         for rates, fit in fits:
             for arm in range(1, one.arms + 1):
                 rates.add(**outcomes(judge(fit, arm), gain, slope))
@@ -250,6 +270,20 @@ def drifting() -> Iterable[Scenario]:
         yield Scenario(
             f"{rungs} rungs, falling + AR(0.8) .01, null", flops, SMALL, SMALL, 5, seeds, falling, 0.01, 0.8
         )
+
+
+def paired() -> Iterable[Scenario]:
+    """Replicates of all arms with the same seeds, which may have the same noise."""
+    e, a, gamma = SMALL
+    for rungs in (4, 8):
+        flops = np.geomspace(1.3e15, 7.5e16 * 10 ** (0.4 * (rungs - 4)), rungs)
+        falling, seeds = np.geomspace(0.05, 0.005, rungs), (4, 3, *[2] * (rungs - 2))
+        for truth, law in (("null", SMALL), ("1.08x", (e, a * 1.08**-gamma, gamma))):
+            for part in (0.0, 0.5, 0.9):
+                yield Scenario(
+                    f"{rungs} rungs, falling + .002, {part:g} shared, {truth}", flops, SMALL, law, 5, seeds,
+                    falling, 0.002, paired=part,
+                )  # fmt: skip
 
 
 def alone() -> Iterable[Scenario]:
@@ -351,8 +385,7 @@ def families(draws: int) -> None:
     wrong = np.zeros((2, 2))
     for begin in range(0, draws, BLOCK):
         sets = min(BLOCK, draws - begin)
-        cells, loss, squares, laws = simulate(one, sets, rng)
-        fit = fit_tables(cells, loss, squares, laws)
+        fit = simulate(one, sets, rng).fit()
         found = [p_values(judge(fit, arm), RULE) for arm in range(1, 8)]
         for question, p in enumerate((np.stack([f.gain for f in found]), np.stack([f.slope for f in found]))):
             wrong[question, 0] += (p < RULE.level).any(axis=0).sum()
@@ -373,59 +406,26 @@ def laws_coverage(draws: int) -> None:
         one = Scenario("", PAPER, VANILLA, OPERATOR, 3, (seeds,) * 8, noise, 0.0)
         rng, inside, count = np.random.default_rng(7), np.zeros(2), 0
         for begin in range(0, draws, BLOCK):
-            cells, loss, squares, laws = simulate(one, min(BLOCK, draws - begin), rng)
-            fit = fit_tables(cells, loss, squares, laws)
-            truths = (laws.gamma[:, 1], laws.e)
+            tables = simulate(one, min(BLOCK, draws - begin), rng)
+            fit, truths = tables.fit(), (tables.laws.gamma[:, 1], tables.laws.e)
             for k, (index, truth) in enumerate(zip((1, 2), truths, strict=True)):
                 below = fit.mixture(parameter_contrast(fit.laws, 1, index)).below(truth)
                 inside[k] += ((below > 0.05) & (below < 0.95)).sum()
-            count += len(loss)
+            count += len(tables.loss)
         print(f"{noise:8.0e} {seeds:6d} {inside[0] / count:8.3f} {inside[1] / count:8.3f}", flush=True)
-
-
-def chinchilla_hold_outs(repeats: int) -> None:
-    """Coverage of a held-out run 17 times larger: by the reported interval, and by run noise alone."""
-    print(f"\n90% intervals of a held-out run, Chinchilla law, {repeats} repeats each")
-    print(f"{'runs':<34} {'reported':>9} {'noise alone':>12}")
-    rng = np.random.default_rng(5)
-    n, d = (part.ravel() for part in np.meshgrid(np.geomspace(2e7, 4e8, 6), np.geomspace(4e8, 8e9, 6)))
-    few = np.array([1e7, 8e7, 1.5e8, 4e8, 1e7])
-    cases = {
-        "36, five parameters, huber": (n, d, ChinchillaSettings(starts_per_axis=4)),
-        "36, five parameters, mse": (n, d, ChinchillaSettings(loss="mse", starts_per_axis=4)),
-        "5 (Gadre), four parameters, mse": (
-            few,
-            few * np.array([20, 20, 20, 20, 320]),
-            ChinchillaSettings(loss="mse", tied=True, starts_per_axis=4),
-        ),
-    }
-
-    def observe(n: Array, d: Array) -> Array:
-        noise = np.exp(0.003 * rng.standard_normal(np.shape(n)))
-        return (1.82 + 480 / n**0.347 + 1500 / d**0.347) * noise
-
-    for name, (parameters, tokens, settings) in cases.items():
-        inside = np.zeros(2)
-        for _ in range(repeats):
-            fit = fit_chinchilla(parameters, tokens, observe(parameters, tokens), settings)
-            observed = float(observe(np.array(7e9), np.array(1.4e11)))
-            (low, high), _ = fit.forecast_interval(7e9, 1.4e11)
-            miss = abs(observed - float(fit.predict(7e9, 1.4e11)))
-            inside += [low < observed < high, miss < 1.645 * fit.residual_sd]
-        print(f"{name:<34} {inside[0] / repeats:9.3f} {inside[1] / repeats:12.3f}")
 
 
 def laws(draws: int) -> None:
     """The tables that are not about single verdicts."""
     families(draws)
     laws_coverage(draws)
-    chinchilla_hold_outs(max(50, draws // 10))
 
 
 TITLES: dict[str, tuple[str, Callable[[], Iterable[Scenario]]]] = {
     "replicated": ("Six arms with replicates", replicated),
     "alone": ("Pairs on the paper's ladder, noise 0.002", alone),
     "drifting": ("Six arms with replicates, correlated lack of fit", drifting),
+    "paired": ("Six arms with the same seeds", paired),
     "held-out": ("Held-out scenarios", held_out),
 }
 

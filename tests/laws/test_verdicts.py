@@ -122,6 +122,23 @@ def test_the_papers_growing_arms_grow(name: str) -> None:
     assert any("drift along a ladder" in line for line in found[name].what_would_change)
 
 
+def test_seeds_that_share_their_noise_stay_paired() -> None:
+    """Six arms whose seeds 0, 1, 2 have nearly the same error: other names for one arm's seeds hide that."""
+    rng = np.random.default_rng(4)
+    common = 0.02 * rng.standard_normal((4, 3))
+    tables: list[dict[str, Ladder]] = [{}, {}]
+    for k in range(6):
+        one = ladder(f"arm{k}", 1.1 if k else 1.0, noise=0, flops=np.geomspace(1e16, 1e18, 4))
+        runs = tuple(one.loss[:, None] + common + 1e-3 * rng.standard_normal((4, 3)))
+        loss = np.array([own.mean() for own in runs])
+        for table, prefix in zip(tables, ("", one.arm), strict=True):
+            names = tuple(tuple(f"{prefix}{seed}" for seed in range(3)) for _ in range(4))
+            table[one.arm] = replace(one, loss=loss, runs=runs, weights=np.full(4, 3.0), seed_names=names)
+    paired, apart = (analyse(table, AnalysisRequest("arm0")).verdicts["arm3"] for table in tables)
+    assert np.diff(np.log(paired.gain.interval)) < 0.4 * np.diff(np.log(apart.gain.interval))
+    assert (paired.better, apart.better) == ("better", "not resolved")
+
+
 def test_words_of_the_first_two_questions() -> None:
     found = judged(
         ladder("vanilla", seed=1), ladder("better", 1.2, seed=2), ladder("worse", 1 / 1.2, seed=3),

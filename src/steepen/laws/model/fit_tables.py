@@ -17,11 +17,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from scipy import special
 
 from steepen.laws.distributions import ROUNDING_ERROR
 from steepen.laws.model.laws import Array, Cells, Laws, Mask, fit_laws
 from steepen.laws.model.noise import (
     COARSE_TAUS,
+    PAIRED_PARTS,
     PRIOR_ALONE,
     PRIOR_CHANGING,
     PRIOR_KNOWN,
@@ -47,14 +49,16 @@ def fit_tables(
     dropped: Mask | None = None,
     e_prior: tuple[float, float] | None = None,
     covariance: Array | None = None,
+    paired: Array | None = None,
 ) -> TableFit:
     """Fit the model to tables of one shape: means and sums of squares within rungs (sets, arms, rungs).
 
     `dropped` rungs of single tables are left out. `e_prior` is a mean and standard deviation of E (0: held).
     `covariance` is that of all errors of an arm's rungs (arms, rungs, rungs), for a table whose noise is
-    known.
+    known. `paired` has for each group of `cells.paired` the sum of squares within rungs of sums over arms of
+    the same seed (sets, groups).
     """
-    return _Fitter(cells, loss, squares, start, dropped, e_prior).fit(covariance)
+    return _Fitter(cells, loss, squares, start, dropped, e_prior, paired).fit(covariance)
 
 
 class _Fitter:
@@ -66,6 +70,7 @@ class _Fitter:
         start: Laws,
         dropped: Mask | None,
         e_prior: tuple[float, float] | None,
+        paired: Array | None,
     ) -> None:
         self.cells, self.loss, self.laws = cells, loss, start
         self.sets = len(loss)
@@ -79,7 +84,8 @@ class _Fitter:
         self.e_precision = np.full(self.sets, np.inf if sd == 0 else sd**-2)
         if sd == 0 and not start.own_e:
             self.laws = Laws(self.e_mean, start.log_a, start.gamma)
-        groups = cells.partners
+        self.squares, self.paired = squares, paired
+        groups = cells.partners if self.seeds is None else cells.paired
         self.partners = (
             None
             if groups is None or groups.max() < 0
@@ -100,7 +106,7 @@ class _Fitter:
         absolute: bool = True, shared_variance: Array | None = None, scale: Array | None = None,
         plain: bool = True,
     ) -> NoiseModel:  # fmt: skip
-        """One noise model; `shared_variance` is that of the errors that arms share (groups,)."""
+        """One noise model; `shared_variance` is that of the errors that arms share."""
         ones = self.kept[..., None].astype(float)
         held = self.at_bound | self.laws.own_e
         # A prior on E is absolute; where the covariance is relative, it is divided by the scale.
@@ -161,7 +167,7 @@ class _Fitter:
             models = self.with_one_variance()
         return TableFit(
             cells, self.kept, self.loss, self.laws, self.residual, tuple(models), self.seeds, noise,
-            self.at_bound,
+            self.at_bound, self.partners,
         )  # fmt: skip
 
     def shares(self) -> list[tuple[float, float]]:
@@ -218,6 +224,30 @@ class _Fitter:
             pull=np.pad(model.pull, ((0, 0), (0, missing))),
         )
 
+    def pairings(self, noise: Array) -> list[tuple[float, Array, Array | None]]:
+        """Parts of the seeds' noise that arms share: log weights by their replicates, and what is shared."""
+        if self.partners is None or self.paired is None or self.seeds is None:
+            return [(0.0, np.zeros(self.sets), None)]
+        groups = self.partners.astype(float)
+        arms = groups.sum(axis=(1, 2))
+        spare = (groups * self.cells.freedom).sum(axis=(1, 2)) / arms
+        variance, total, mean = (
+            np.einsum("gmr,bmr->bg", groups, part) for part in (self.seeds.variance, self.squares, noise)
+        )
+        variance, common = variance / arms, self.paired / arms
+        logs: list[Array] = []
+        for part, prior in PAIRED_PARTS.items():
+            rest, whole = 1 - part, 1 + (arms - 1) * part
+            size = spare * ((arms - 1) * np.log(rest) + np.log(whole))
+            square = ((total - common) / rest + common / whole) / variance
+            logs.append(np.log(prior) - 0.5 * (size + square).sum(axis=1))
+        weight = np.stack(logs) - special.logsumexp(logs, axis=0)
+        return [
+            (part, log, part * mean / arms if part else None)
+            for part, log in zip(PAIRED_PARTS, weight, strict=True)
+            if log.max() > np.log(0.01)
+        ]
+
     def with_known_noise(self, noise: Array) -> list[NoiseModel]:
         """Noise from replicates or as stated, and a lack of fit of unknown size."""
         cells, mask = self.cells, self.cells.mask
@@ -225,8 +255,11 @@ class _Fitter:
         independent = self.eye[None] + np.zeros((len(cells.x), 1, 1))
         diagonal = noise[..., None] * self.eye
 
-        def covariance(tau: Array, correlation: Array, factor: float = 1.0) -> Array:
+        def covariance(tau: Array, correlation: Array, factor: Array | float = 1.0) -> Array:
             return (tau**2)[:, None, None, None] * correlation + factor * diagonal
+
+        pairings = self.pairings(noise)
+        member = np.zeros(mask.shape) if self.partners is None else self.partners.any(axis=0)
 
         self.linearise(noise + np.median(noise[:, mask], axis=1)[:, None, None])
         lowest = np.sqrt(noise[:, mask].min(axis=1))
@@ -258,10 +291,11 @@ class _Fitter:
                 tau = np.exp(low + fraction * (high - low))
                 log_prior = np.log(prior) + TAU_PRIOR * np.log(tau)
                 for factor in (1.0,) if replicated else STATED_FACTORS:
-                    models.append(
-                        self.model(
-                            covariance(tau, correlation, factor**2), log_prior, tau, length,
-                            plain=length == 0 and factor == 1,
-                        )
-                    )  # fmt: skip
-        return models
+                    for part, log_weight, shared in pairings:
+                        own = factor**2 * (1 - part * member[..., None])
+                        found = self.model(
+                            covariance(tau, correlation, own), log_prior + log_weight, tau, length,
+                            plain=length == 0 and factor == 1, shared_variance=shared,
+                        )  # fmt: skip
+                        models.append(replace(found, paired=part))
+        return [self._with_shared_columns(model) for model in models] if len(pairings) > 1 else models

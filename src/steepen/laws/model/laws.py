@@ -18,7 +18,8 @@ class Cells:
 
     `precision` is the number of seeds, or the sum of the rows' weights, `freedom` the seeds less one. `known`
     is a stated variance of the mean, 0 for none. `clusters` numbers rungs of an arm that share a training
-    run, `partners` rungs of different arms that have the same seeds; −1: none.
+    run, `partners` rungs of different arms that may share errors, `paired` those whose replicates have the
+    same seeds; −1: none.
     """
 
     x: Array
@@ -28,6 +29,7 @@ class Cells:
     known: Array
     clusters: Index | None = None
     partners: Index | None = None
+    paired: Index | None = None
 
 
 @dataclass(frozen=True, eq=False)

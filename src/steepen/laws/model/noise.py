@@ -37,6 +37,7 @@ NOISY = 5.0  # SD of those over that of the others
 CLUSTER_CORRELATIONS = (0.3, 0.6, 0.9)  # of rungs that share a training run
 # Part of the noise that matching rungs of different arms share, with priors.
 SHARED_PARTS = {0.0: 0.8, 0.2: 0.1, 0.5: 0.05, 0.9: 0.05}
+PAIRED_PARTS = {0.0: 0.8, 0.5: 0.1, 0.9: 0.1}  # of the noise of a seed, by the same seed of different arms
 STATED_FACTORS = (1.0, 0.5)  # of a stated noise, which may be larger than the scatter
 
 
@@ -64,6 +65,7 @@ class NoiseModel:
     pull: Array  # of a prior on what is shared: its precision times the distance to its mean
     square: Array  # eᵀPe of the residuals
     plain: bool  # independent, without a trend
+    paired: float = 0.0  # part of the seeds' noise that arms share
 
     def steps(self, data: Array, pull: Array | float = 0.0) -> tuple[Array, Array, Array]:
         """Steps of the arms' parameters and of what is shared, and V⁻¹ times the residual (sets, arms,

@@ -28,6 +28,7 @@ class TableFit:
     seeds: SeedVariances | None
     noise: Array  # variance of each rung's mean without lack of fit, (sets, arms, rungs); 0: not known
     e_at_bound: Mask = field(default_factory=lambda: np.zeros(0, bool))
+    groups: Mask | None = None  # rungs that share errors, (groups, arms, rungs)
 
     @cached_property
     def weight(self) -> Array:
@@ -83,6 +84,14 @@ class TableFit:
         freedom = model.freedom
         if self.seeds is not None:  # Satterthwaite: which part of the variance is each bin's estimate
             part = coefficient**2 * self.noise
+            if model.paired and self.groups is not None:
+                part = part * (1 - model.paired * self.groups.any(axis=0))
+                size = self.groups.sum(axis=(1, 2))
+                sums, noise = (
+                    np.einsum("gmr,bmr->bg", self.groups, one) for one in (coefficient, self.noise)
+                )
+                shared = model.paired * sums**2 * noise / size**2
+                part = part + np.einsum("bg,gmr->bmr", shared, self.groups)
             uncertain = np.zeros(len(variance))
             for b in range(self.seeds.freedom.shape[1]):
                 share = (part * (self.seeds.bins == b)).sum(axis=(1, 2))

@@ -72,8 +72,13 @@ class Outlier:
     seed: int | None = None  # which run of the rung, where the others were kept
 
 
-def to_cells(ladders: Sequence[Ladder], c0: float, noise: float | None) -> tuple[Cells, Array, Array]:
-    """The rungs of ladders as padded arrays: cells, losses and sums of squares of seeds (1, arms, rungs)."""
+def to_cells(
+    ladders: Sequence[Ladder], c0: float, noise: float | None
+) -> tuple[Cells, Array, Array, Array | None]:
+    """The rungs of ladders as padded arrays: cells, losses and sums of squares of seeds (1, arms, rungs).
+
+    The last is that of sums over arms of the same seed (`fit_tables`).
+    """
     size = max(len(ladder.flops) for ladder in ladders)
     shape = (len(ladders), size)
     x, loss, squares, known = np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape)
@@ -91,13 +96,17 @@ def to_cells(ladders: Sequence[Ladder], c0: float, noise: float | None) -> tuple
             numbers = {name: k for k, name in enumerate(dict.fromkeys(ladder.clusters))}
             clusters[i, own] = [numbers[name] for name in ladder.clusters]
     shared_runs = any(len(set(ladder.clusters)) < len(ladder.clusters) for ladder in ladders)
+    matches = match_rungs(ladders, shape)
+    enough = matches is not None and len(np.unique(matches[matches >= 0])) >= MIN_PARTNERS
+    paired, sums = pair_seeds(ladders, matches)
     cells = Cells(
-        x, mask, precision, freedom, known, clusters if shared_runs else None, find_partners(ladders, shape)
-    )
-    return cells, loss[None], squares[None]
+        x, mask, precision, freedom, known, clusters if shared_runs else None, matches if enough else None,
+        paired,
+    )  # fmt: skip
+    return cells, loss[None], squares[None], sums
 
 
-def find_partners(ladders: Sequence[Ladder], shape: tuple[int, int]) -> Index | None:
+def match_rungs(ladders: Sequence[Ladder], shape: tuple[int, int]) -> Index | None:
     """Numbers of rungs of different arms that may share an error: at the same compute, else in order.
 
     Runs with the same seed and data order share noise, and a law that bends misses all arms alike.
@@ -115,8 +124,30 @@ def find_partners(ladders: Sequence[Ladder], shape: tuple[int, int]) -> Index | 
         elif abs(len(ladder.flops) - len(first.flops)) <= 1:
             found[i, : len(near)] = np.arange(len(near))
     matched = [place for place in range(int(found.max()) + 1) if (found == place).sum() > 1]
-    found = np.where(np.isin(found, matched), found, -1)
-    return found if len(matched) >= MIN_PARTNERS else None
+    return np.where(np.isin(found, matched), found, -1)
+
+
+def pair_seeds(ladders: Sequence[Ladder], matches: Index | None) -> tuple[Index | None, Array | None]:
+    """Matching rungs whose replicates have the same seeds, and squares of sums over arms (`fit_tables`)."""
+    if matches is None:
+        return None, None
+    found, sums = np.full(matches.shape, -1), list[float]()
+    for place in np.unique(matches[matches >= 0]):
+        members: dict[tuple[str, ...], list[tuple[int, int]]] = {}
+        for i, k in np.argwhere(matches == place).tolist():
+            names = ladders[i].seed_names[k] if ladders[i].seed_names else ()
+            if len(set(names)) == len(names) > 1 and ladders[i].weights[k] == len(names):
+                members.setdefault(tuple(sorted(names)), []).append((i, k))
+        for names, own in members.items():
+            if len(own) < 2:
+                continue
+            total = np.zeros(len(names))
+            for i, k in own:
+                runs = ladders[i].runs[k][np.argsort(ladders[i].seed_names[k])]
+                total += runs - runs.mean()
+                found[i, k] = len(sums)
+            sums.append(float((total**2).sum()))
+    return (found, np.array([sums])) if sums else (None, None)
 
 
 def thin(ladder: Ladder, most: int) -> Ladder:
@@ -466,11 +497,11 @@ def fit_ladders(
     ladders, left_out = without_diverged_seeds(ladders)
 
     def fitted(own_e: bool = False) -> TableFit:
-        cells, loss, squares = to_cells(list(ladders.values()), c0, settings.noise)
+        cells, loss, squares, paired = to_cells(list(ladders.values()), c0, settings.noise)
         held = None if prior is None or prior.sd else prior.mean
         start = starting_laws(cells, loss, own_e, held)
         known = None if prior is None else (prior.mean, prior.sd or 0.0)
-        return fit_tables(cells, loss, squares, start, e_prior=known)
+        return fit_tables(cells, loss, squares, start, e_prior=known, paired=paired)
 
     fit = fitted()
     allowed = max(1, sum(len(ladder.flops) for ladder in ladders.values()) // 20)
