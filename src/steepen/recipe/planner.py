@@ -69,81 +69,12 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON values."""
-        planned, shape, arm = self.run, self.run.shape, self.run.arm
-        flops = planned.flops
+        planned, shape, arm, flops = self.run, self.run.shape, self.run.arm, self.run.flops
         initial, final = planned.schedule.initial, planned.schedule.final
-        ends = [*planned.starts[1:], planned.steps]
-        phases = [
-            {
-                "passes": list(stage.passes),
-                "first_step": start,
-                "steps": end - start,
-                "tokens": (end - start) * planned.batch_tokens,
-                "executed_depth": shape.allocation.executed(stage.max_passes),
-                "compute_active_parameters": compute_active_parameters(arm, shape, stage.max_passes),
-                "flops_per_token": per_token.to_dict(),
-            }
-            for stage, start, end, per_token in zip(
-                planned.schedule.stages, planned.starts, ends, planned.stage_flops, strict=True
-            )
-        ]
-        cluster = self.cluster
-        # What can be executed: one GPU, or one of the ways to shard.
-        kinds: dict[str, Shard | None] = {"one GPU": None}
-        if cluster.gpus > 1:
-            kinds = {f"shard {shard}": shard for shard in SHARDS}
-        rows = planned.batch_tokens // shape.context // cluster.gpus
-        largest: dict[str, list[int]] = {}
-        recompute: dict[str, bool] = {}
-        for kind, shard in kinds.items():
-            kept, again = (
-                [
-                    largest_micro_batch(one, cluster.gpus, cluster.gpu, shard=shard, recompute=recompute)
-                    for one in planned.stages
-                ]
-                for recompute in (False, True)
-            )
-            # As in training: blocks are computed again in the backward where not even one sequence fits.
-            recompute[kind] = min(kept) == 0 < min(again)
-            largest[kind] = again if recompute[kind] else kept
-        micro_batch = {
-            kind: [
-                automatic_micro_batch(rows, shape.context, limit)
-                if cluster.micro_batch is None
-                else min(cluster.micro_batch, rows)
-                for limit in limits
-            ]
-            for kind, limits in largest.items()
-        }
-        memory = {
-            kind: training_memory(
-                planned, cluster.gpus, micro_batch[kind][-1], shard=shard, recompute=recompute[kind]
-            ).to_dict()
-            for kind, shard in kinds.items()
-        }
-        # A second forward of the blocks is a third of their FLOPs, which `flops` and MFU do not count.
-        longer = {
-            kind: 1 + again * (flops.matmul + flops.attention) / flops.total / 3
-            for kind, again in recompute.items()
-        }
-        seconds = self.seconds * min(longer.values())
-        step_seconds = self.seconds / planned.steps
-        exchange: dict[str, dict[str, float]] = {}
-        for kind, shard in kinds.items():
-            if shard is not None:
-                traffic = communication(
-                    planned, cluster.gpus, shard, micro_batch=micro_batch[kind][-1], step_seconds=step_seconds
-                )
-                hours = self.seconds * longer[kind] / traffic.efficiency / 3600
-                exchange[kind] = {**traffic.to_dict(), "hours": hours}
+        sizes = ("depth", "width", "heads", "mlp_width", "context", "vocabulary")
         return {
             "arm": arm.name,
-            "depth": shape.depth,
-            "width": shape.width,
-            "heads": shape.heads,
-            "mlp_width": shape.mlp_width,
-            "context": shape.context,
-            "vocabulary": shape.vocabulary,
+            **{name: getattr(shape, name) for name in sizes},
             "allocation": str(shape.allocation),
             "executed_depth": shape.allocation.executed(final),
             "initial_executed_depth": shape.allocation.executed(initial),
@@ -152,33 +83,80 @@ class Plan:
             "compute_active_parameters": compute_active_parameters(arm, shape, final),
             "initial_compute_active_parameters": compute_active_parameters(arm, shape, initial),
             "flops_per_token": (flops * (1 / planned.tokens)).to_dict(),
-            "phases": phases,
+            "phases": self._phases(),
             "tokens": planned.tokens,
             "tokens_per_parameter": planned.tokens / planned.recipe_parameters,
-            "batch_tokens": planned.batch_tokens,
-            "steps": planned.steps,
-            "growth_step": planned.growth_step,
-            "rho": planned.rho,
+            **{name: getattr(planned, name) for name in ("batch_tokens", "steps", "growth_step", "rho")},
             "flops": flops.total,
             "matrix_flops": flops.matrix,
             "flops_by_term": flops.to_dict(),
             "hyperparameters": planned.hyperparameters.to_dict(),
-            "cluster": {
-                "gpus": cluster.gpus,
-                "gpu": cluster.gpu.name,
-                "mfu": cluster.mfu,
-                "micro_batch": micro_batch,
-                "memory_gib_per_gpu": memory,
-                "largest_micro_batch": largest,
-                "recompute": recompute,
-                "communication_per_step": exchange,
-                "gpu_memory_gib": cluster.gpu.memory_gib,
-                "checkpoint_bytes": checkpoint_bytes(arm, shape, planned.schedule.max_passes),
-                "hours": seconds / 3600,
-                "gpu_hours": seconds / 3600 * cluster.gpus,
-                "dollars": None if self.dollars is None else self.dollars * seconds / self.seconds,
-            },
+            "cluster": self._cluster(),
             "warnings": list(self.warnings),
+        }
+
+    def _phases(self) -> list[dict[str, Any]]:
+        """Length, depth and FLOPs of each stage of growth."""
+        planned, shape = self.run, self.run.shape
+        starts, ends = planned.starts, [*planned.starts[1:], planned.steps]
+        stages = zip(planned.schedule.stages, starts, ends, planned.stage_flops, strict=True)
+        return [
+            {
+                "passes": list(stage.passes),
+                "first_step": start,
+                "steps": end - start,
+                "tokens": (end - start) * planned.batch_tokens,
+                "executed_depth": shape.allocation.executed(stage.max_passes),
+                "compute_active_parameters": compute_active_parameters(planned.arm, shape, stage.max_passes),
+                "flops_per_token": per_token.to_dict(),
+            }
+            for stage, start, end, per_token in stages
+        ]
+
+    def _cluster(self) -> dict[str, Any]:
+        """Memory, communication, time and cost; by way to shard where there are several GPUs."""
+        planned, shape, cluster, flops = self.run, self.run.shape, self.cluster, self.run.flops
+        shards: dict[str, Shard | None] = {f"shard {shard}": shard for shard in SHARDS}
+        rows = planned.batch_tokens // shape.context // cluster.gpus
+        names = ("micro_batch", "memory_gib_per_gpu", "largest_micro_batch", "recompute")
+        by_kind: dict[str, dict[str, Any]] = {name: {} for name in (*names, "communication_per_step")}
+        longer: list[float] = []
+        for kind, shard in (shards if cluster.gpus > 1 else {"one GPU": None}).items():
+            kept, again = (
+                [
+                    largest_micro_batch(one, cluster.gpus, cluster.gpu, shard=shard, recompute=recompute)
+                    for one in planned.stages
+                ]
+                for recompute in (False, True)
+            )
+            # As in training: blocks are computed again in the backward where not even one sequence fits.
+            recompute = min(kept) == 0 < min(again)
+            limits = again if recompute else kept
+            given = None if cluster.micro_batch is None else min(cluster.micro_batch, rows)
+            used = [given or automatic_micro_batch(rows, shape.context, limit) for limit in limits]
+            memory = training_memory(planned, cluster.gpus, used[-1], shard=shard, recompute=recompute)
+            for name, value in zip(names, (used, memory.to_dict(), limits, recompute), strict=True):
+                by_kind[name][kind] = value
+            # A second forward of the blocks is a third of their FLOPs, which `flops` and MFU do not count.
+            longer.append(1 + recompute * (flops.matmul + flops.attention) / flops.total / 3)
+            if shard is not None:
+                step_seconds = self.seconds / planned.steps
+                traffic = communication(
+                    planned, cluster.gpus, shard, micro_batch=used[-1], step_seconds=step_seconds
+                )
+                hours = self.seconds * longer[-1] / traffic.efficiency / 3600
+                by_kind["communication_per_step"][kind] = {**traffic.to_dict(), "hours": hours}
+        hours = self.seconds * min(longer) / 3600
+        return {
+            "gpus": cluster.gpus,
+            "gpu": cluster.gpu.name,
+            "mfu": cluster.mfu,
+            **by_kind,
+            "gpu_memory_gib": cluster.gpu.memory_gib,
+            "checkpoint_bytes": checkpoint_bytes(planned.arm, shape, planned.schedule.max_passes),
+            "hours": hours,
+            "gpu_hours": hours * cluster.gpus,
+            "dollars": None if self.dollars is None else self.dollars * min(longer),
         }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +15,8 @@ from steepen.report.page import render_page
 from steepen.results.render import to_csv, to_latex, to_markdown
 from steepen.studies.answer import Panel, Table
 from steepen.utils.files import write_atomically
+from steepen.utils.progress import show_steps
 
-# Passes the steps of `write_report` on, given their number, and shows progress.
-ShowSteps = Callable[[Iterator[tuple[Path, ...]], int], Iterator[tuple[Path, ...]]]
 PAGE_NAME = "report.html"
 MAX_COMBINED_PANELS = 6  # panels that one figure of a whole study may hold
 
@@ -34,14 +33,13 @@ class _File:
 
 def write_report(
     studies: Sequence[LoadedStudy], out: Path, formats: tuple[Format, ...] = FORMATS
-) -> Iterator[tuple[Path, ...]]:
-    """Write everything, yielding the files of each step: the page, then a figure or a table at a time."""
+) -> list[Path]:
+    """Write everything and return the files, the page first. Progress goes to standard error."""
     out.mkdir(parents=True, exist_ok=True)
-    titles = arm_titles(studies)
-    planned = _plan(studies)
+    titles, planned = arm_titles(studies), _plan(studies)
     links = {one.id: _links(one, formats) for one in planned if one.id}
-    yield (_write(out / PAGE_NAME, render_page(studies, links).encode()),)
-    for one in planned:
+    written = [_write(out / PAGE_NAME, render_page(studies, links).encode())]
+    for one in show_steps(planned):
         if one.table is None:
             drawn = figure_files(one.panels, titles, formats)
             content = {**drawn, "csv": figure_csv(one.panels, titles).encode()}
@@ -49,7 +47,8 @@ def write_report(
             texts = {"csv": to_csv(one.table), "md": to_markdown(one.table), "tex": to_latex(one.table)}
             content = {kind: text.encode() for kind, text in texts.items()}
         folder = out / ("figures" if one.table is None else "tables")
-        yield tuple(_write(folder / f"{one.name}.{kind}", data) for kind, data in content.items())
+        written += [_write(folder / f"{one.name}.{kind}", data) for kind, data in content.items()]
+    return written
 
 
 def _plan(studies: Sequence[LoadedStudy]) -> list[_File]:
@@ -89,23 +88,15 @@ def make_report(
     studies: Path = Path("studies"),
     runs: Path | None = None,
     forecasts: Path | None = None,
-    show: ShowSteps | None = None,
 ) -> list[Path]:
     """Write the report of some studies to a directory; returns its files, the page first.
 
     A study is its directory, or its name in `studies`; `runs` is where its runs are, if they have moved.
-    `show` passes the steps on while it shows how many of them are done.
     """
     loaded = [load_study(str(name), studies, runs) for name in dict.fromkeys(names)]
     if forecasts is not None:
         loaded = [with_registered_forecasts(one, forecasts) for one in loaded]
-    steps = write_report(loaded, out, tuple(kind for kind in FORMATS if kind in formats))
-    return [file for files in (steps if show is None else show(steps, step_count(loaded))) for file in files]
-
-
-def step_count(studies: Sequence[LoadedStudy]) -> int:
-    """How many steps `write_report` takes."""
-    return 1 + len(_plan(studies))
+    return write_report(loaded, out, tuple(kind for kind in FORMATS if kind in formats))
 
 
 def _name(study: str, title: str, taken: set[str]) -> str:

@@ -14,8 +14,8 @@ from steepen.evaluation.score_options import ScoreOptions
 from steepen.requests.launching import UsesLauncher
 from steepen.requests.request import Argument, Option, Request, function
 from steepen.results.evaluate import EvaluatedRuns, EvaluationResult, FilteredTasks
+from steepen.results.files import Written
 from steepen.results.runs import Run, Runs
-from steepen.results.written import Written
 from steepen.utils.codec import Range
 from steepen.utils.values import Device, Several
 

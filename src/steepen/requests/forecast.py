@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from steepen.errors import UsageError
+from steepen.requests.report import FormatsField
 from steepen.requests.request import Argument, Option, Request, function
 from steepen.requests.tables import TABLE, as_table
-from steepen.results.downstream import DownstreamResult
-from steepen.results.forecast import ForecastResult, TaskForecastResult
+from steepen.results.forecast import DownstreamResult, ForecastResult, TaskForecastResult
 from steepen.utils.codec import Range
-from steepen.utils.values import Pairs, Several, Text, Words, parse_words
+from steepen.utils.values import Pairs, Several, Words
 
 ArmsField: TypeAlias = Annotated[Words | None, Option("Only these arms, comma-separated.")]
 
@@ -188,11 +188,7 @@ class Downstream(Request[DownstreamResult]):
         ),
     ] = ()
     out: Annotated[Path | None, Option("Write a page, figures and tables to this directory.")] = None
-    formats: Annotated[
-        tuple[Literal["pdf", "svg", "png"], ...],
-        Text(parse_words, "pdf, svg and png, with commas"),
-        Option("Figure formats: pdf, svg, png.", flag="--format"),
-    ] = ("pdf", "svg", "png")
+    formats: FormatsField = ("pdf", "svg", "png")
 
     def run(self) -> DownstreamResult:
         """Read the scores, analyse them, and write the report where one is asked for."""
@@ -210,8 +206,7 @@ class Downstream(Request[DownstreamResult]):
             from steepen.report.write import write_report
 
             study = LoadedStudy("downstream", answer, {}, tuple(found.records))
-            steps = write_report([study], self.out, self.formats)
-            written = [file for step in steps for file in step]
+            written = write_report([study], self.out, self.formats)
         return DownstreamResult(answer, tuple(found.multipliers), tuple(written))
 
     def _corpora(self) -> dict[str, str]:

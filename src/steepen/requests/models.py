@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 from steepen.requests.evaluate import DeviceField, PrecisionField
 from steepen.requests.request import Argument, Option, Request, function
 from steepen.requests.runs import RunsField
+from steepen.results.files import Written
 from steepen.results.generate import GeneratedTexts
 from steepen.results.runs import run_path
-from steepen.results.written import Written
 from steepen.utils.codec import Range
 from steepen.utils.values import Seed, Several
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from steepen.errors import UsageError
 from steepen.requests.request import Argument, Option, Request, function
@@ -12,12 +12,10 @@ from steepen.results.files import Packed
 from steepen.results.files import Report as ReportFiles
 from steepen.utils.values import Text, parse_words
 
-if TYPE_CHECKING:
-    from steepen.report.write import ShowSteps
-
-Formats: TypeAlias = Annotated[
+FormatsField: TypeAlias = Annotated[
     tuple[Literal["pdf", "svg", "png"], ...],
     Text(lambda text: parse_words(text.lower()), "any of pdf, svg and png, separated by commas"),
+    Option("Figure formats: any of pdf, svg and png, separated by commas.", flag="--format"),
 ]
 
 
@@ -46,9 +44,7 @@ class Report(Request[ReportFiles]):
     ]
     out: Annotated[Path, Option("Directory to write to; created if missing.")] = Path("report")
     _: KW_ONLY
-    formats: Annotated[
-        Formats, Option("Figure formats: any of pdf, svg and png, separated by commas.", flag="--format")
-    ] = ("pdf", "svg", "png")
+    formats: FormatsField = ("pdf", "svg", "png")
     studies: Annotated[Path, Option("Directory of all studies.")] = Path("studies")
     runs: Annotated[Path | None, Option("Directory of the runs, if they have moved since the study.")] = None
     forecasts: Annotated[
@@ -63,25 +59,17 @@ class Report(Request[ReportFiles]):
         if self.out.exists() and not self.out.is_dir():
             raise UsageError(f"`out` {self.out} is a file; give a folder, which is made if there is none.")
 
-    def run(self, show: ShowSteps | None = None) -> ReportFiles:
+    def run(self) -> ReportFiles:
         """Write the page, the figures and the tables."""
         from steepen.report.load_studies import expand_studies
         from steepen.report.write import make_report
 
         names = expand_studies([str(getattr(one, "folder", one)) for one in self.study])
-        page, *files = make_report(
-            names, self.out, self.formats, studies=self.studies, runs=self.runs, forecasts=self.forecasts,
-            show=show,
-        )  # fmt: skip
-        written = (page, *files)
+        written = make_report(
+            names, self.out, self.formats, studies=self.studies, runs=self.runs, forecasts=self.forecasts
+        )
         there = (file for kind in ("figures", "tables") for file in (self.out / kind).glob("*"))
-        return ReportFiles(page, written, tuple(file for file in there if file not in written))
-
-    def run_in_terminal(self, as_json: bool = False) -> Any:
-        """Show how many figures are drawn."""
-        from steepen.utils.progress import show_steps
-
-        return self.run(show_steps)
+        return ReportFiles(written[0], tuple(written), tuple(file for file in there if file not in written))
 
 
 @dataclass(frozen=True)
@@ -99,7 +87,7 @@ class Pack(Request[Packed]):
         False
     )
 
-    def run(self, show: ShowSteps | None = None) -> Packed:
+    def run(self) -> Packed:
         """Make the report in a hidden directory, and write everything to the file."""
         from steepen.report.write import make_report
         from steepen.studies.driver.archive import study_files, write_archive
@@ -116,18 +104,10 @@ class Pack(Request[Packed]):
         with scratch_directory("packing", target.parent) as scratch:
             files = study_files(journal, [directory / run for run in held], weights=self.weights)
             if journal.entry.answer is not None:
-                written = make_report(
-                    [str(journal.folder)], scratch / "report", ("svg",), runs=directory, show=show
-                )
+                written = make_report([journal.folder], scratch / "report", ("svg",), runs=directory)
                 files |= {path.relative_to(scratch).as_posix(): path for path in sorted(written)}
             write_archive(target, name, files)
         return Packed(target, name, len(held), len(files), target.stat().st_size)
-
-    def run_in_terminal(self, as_json: bool = False) -> Any:
-        """Show how many figures are drawn."""
-        from steepen.utils.progress import show_steps
-
-        return self.run(show_steps)
 
 
 @dataclass(frozen=True)

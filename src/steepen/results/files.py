@@ -1,9 +1,9 @@
-"""What verbs that write files return: a report with its figures and tables, and a packed study."""
+"""What verbs that write files return: a report with its figures and tables, a packed study, a folder."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +96,45 @@ class Packed(Result):
         """The headline; of an unpacked study, how to look at it."""
         see = f"{self.path}: {self.study}, {self.runs} runs; see `steepen status {self.path}`."
         yield Lines(see if self.unpacked else f"{self.headline()}.")
+
+
+@dataclass(frozen=True)
+class WrittenRow:
+    """A path that was written."""
+
+    path: Path
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Written(Result):
+    """A folder or file that was written; it can be used as a path."""
+
+    path: Path
+    remarks: tuple[str, ...] = ()
+    contents: dict[str, Any] = field(default_factory=dict[str, Any])  # further values of the JSON
+    sentence: str = ""  # printed after the path
+
+    @property
+    def rows(self) -> list[WrittenRow]:
+        """The path."""
+        return [WrittenRow(self.path)]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to know about it."""
+        return self.remarks
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def headline(self) -> str:
+        """The path, with a sentence about it."""
+        return f"{self.path}: {self.sentence}" if self.sentence else str(self.path)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The path, and what is known about its contents."""
+        return {"path": str(self.path), **self.contents}
+
+    def blocks(self, width: int) -> Iterable[Block]:
+        """The path, with a sentence about it."""
+        return [Lines(self.headline())]

@@ -1,20 +1,24 @@
-"""What `forecast` returns: CORE of runs, or the accuracy of a table, at a larger compute."""
+"""What `forecast` and `downstream` return: scores of runs or of a table, now and at a larger compute."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from steepen.report.colours import ARM_TITLES
 from steepen.results.panel import Panel
 from steepen.results.result import Result
 from steepen.results.table import Column
-from steepen.results.text import Block, Lines
+from steepen.results.text import Block, Lines, Paragraph
 
 if TYPE_CHECKING:
     from steepen.evaluation.forecast import Forecast
     from steepen.laws.downstream_table import TaskForecast, TaskForecasts
+    from steepen.studies.answer import Answer
+    from steepen.studies.scores.score_ladders import MultiplierRow
 
 
 @dataclass(frozen=True)
@@ -176,3 +180,45 @@ class TaskForecastResult(Result):
                     f"held out {who}: {self.quantity} {row.observed:.4f}, forecast without it {value}, "
                     f"error {row.observed - row.forecast:+.4f}"
                 )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DownstreamResult(Result):
+    """Scores along ladders, at equal loss, and forecast beyond the runs; `answer` has everything."""
+
+    arm_titles = ARM_TITLES
+
+    answer: Answer
+    multipliers: tuple[MultiplierRow, ...]
+    written: tuple[Path, ...] = ()  # the page first, then figures and tables
+
+    @property
+    def rows(self) -> Sequence[MultiplierRow]:
+        """A row for each series and metric: multipliers at the lowest and highest common budget."""
+        return self.multipliers
+
+    def headline(self) -> str:
+        """The question in few words."""
+        return f"downstream scores: {len(self.answer.findings)} findings, {len(self.answer.panels)} panels"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer, as a study's."""
+        return self.answer.to_dict()
+
+    def panels(self) -> Sequence[Panel]:
+        """Every panel; multipliers at equal answer NLL first."""
+        first = [panel for panel in self.answer.panels if panel.title.startswith("at equal answer NLL")]
+        return [*first, *(panel for panel in self.answer.panels if panel not in first)]
+
+    def blocks(self, width: int) -> Iterable[Block]:
+        """The findings, a line each."""
+        yield from map(Paragraph, self.answer.findings)
+
+    def print(self) -> None:
+        """Print the whole answer: findings, tables and warnings."""
+        from steepen.results.study import answer_blocks
+        from steepen.results.text import print_blocks
+
+        print_blocks(lambda width: answer_blocks(self.answer, width))
+        if self.written:
+            print(f"\n{self.written[0]}, and {len(self.written) - 1} files of figures and tables.")

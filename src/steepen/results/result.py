@@ -37,6 +37,7 @@ class Result(ABC):
     """
 
     problems: tuple[Problem, ...] = ()
+    arm_titles: ClassVar[dict[str, str]] = {}  # names of arms in figures; others are as the table has them
     schema: ClassVar[str] = ""  # name and version of the JSON, where programs may rely on it
 
     def with_problems(self, problems: tuple[Problem, ...]) -> Self:
@@ -140,11 +141,28 @@ class Result(ABC):
         write_atomically(target, notes + WRITERS[kind](self._raw() if kind in EVERY_COLUMN else self.table()))
         return target
 
-    def plot(self, ax: Any = None) -> Any:
-        """Draw the first panel into a matplotlib Axes (a new one where none is given) and return it."""
+    def plot(self, ax: Any = None, panel: int | str = 0) -> Any:
+        """Draw a panel, by place or by the beginning of its title, into a matplotlib Axes and return that.
+
+        Where no Axes is given a new one is made.
+        """
+        from steepen.report.figure import plot_panel
         from steepen.report.figure_options import FigureOptions
 
-        return draw(FigureOptions().apply(self.panels())[0], ax, {})
+        panels = FigureOptions().apply(self.panels())
+        if isinstance(panel, str):
+            found = [one for one in panels if one.title.lower().startswith(panel.lower())]
+        else:
+            found = panels[panel:][:1]
+        if not found:
+            titles = "; ".join(one.title for one in panels) or "none"
+            raise UsageError(f"there is no panel {panel!r}; the panels are {titles}.")
+        if ax is None:
+            from matplotlib import pyplot
+
+            ax = pyplot.subplots(figsize=(5.0, 3.6), layout="constrained")[1]  # a notebook shows it
+        plot_panel(ax, found[0], self.arm_titles)
+        return ax
 
     def save_figure(self, path: str | Path, **options: Any) -> Path:
         """Write the figure of all panels as PDF, SVG or PNG; arms are named as they are in the table.
@@ -159,7 +177,7 @@ class Result(ABC):
         panels = chosen.apply(self.panels())
         if not panels:
             raise UsageError("there is nothing to draw in this result: no figure was written.")
-        save_panels(panels, Path(path), chosen.titles, chosen.size)
+        save_panels(panels, Path(path), {**self.arm_titles, **chosen.titles}, chosen.size)
         return Path(path)
 
     def write_report(self, path: str | Path, **options: Any) -> Path:
@@ -247,22 +265,6 @@ class Result(ABC):
         rows = self.to_rows()
         names = tuple(rows[0]) if rows else ()
         return Table(self.headline(), names, tuple(tuple(row.values()) for row in rows))
-
-
-def draw(panel: Panel, ax: Any = None, titles: dict[str, str] | None = None) -> Any:
-    """Draw a panel into a matplotlib Axes (a new one where none is given) and return it.
-
-    `titles` name the arms; by default those of the table of arms do.
-    """
-    from steepen.report.colours import ARM_TITLES
-    from steepen.report.figure import plot_panel
-
-    if ax is None:
-        from matplotlib import pyplot
-
-        ax = pyplot.subplots(figsize=(5.0, 3.6), layout="constrained")[1]  # a notebook shows it
-    plot_panel(ax, panel, ARM_TITLES if titles is None else titles)
-    return ax
 
 
 def to_pandas(rows: Sequence[Mapping[str, Any]], index: str | None = None) -> Any:

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 
-from steepen.errors import UsageError
 from steepen.report.colours import ARM_TITLES, arm_colour, arm_key
 from steepen.report.curves import ladder_title
 from steepen.report.figure_style import FORMATS, Format
 from steepen.results.fit import STYLES, verdict_words
 from steepen.results.panel import Panel
 from steepen.results.render import formatted_rows, right_columns
-from steepen.results.result import Result, draw
+from steepen.results.result import Result
 from steepen.results.status import RUN_COLUMNS
 from steepen.results.table import Column, Table, table_of
 from steepen.results.text import Block, Lines, Paragraph
@@ -40,6 +39,8 @@ def open_study(study: str | Path, studies: str | Path = "studies", runs: str | P
 @dataclass(frozen=True, eq=False, repr=False)
 class Study(Result):
     """A study: its progress, answer, verdicts, runs, figures and report."""
+
+    arm_titles = ARM_TITLES
 
     journal: Journal
     runs_directory: Path | None = None  # None: where the journal says
@@ -115,18 +116,6 @@ class Study(Result):
     def panels(self) -> Sequence[Panel]:
         """The panels of the answer."""
         return () if self.answer is None else self.answer.panels
-
-    def plot(self, ax: Any = None, panel: int | str = 0) -> Any:
-        """Draw a panel of the answer, by place or by the beginning of its title; returns the Axes."""
-        panels = self.panels()
-        if isinstance(panel, str):
-            found = [one for one in panels if one.title.lower().startswith(panel.lower())]
-        else:
-            found = list(panels)[panel : panel + 1]
-        if not found:
-            titles = "; ".join(one.title for one in panels) or "none: it has no answer yet"
-            raise UsageError(f"{self.name} has no panel {panel!r}; its panels are {titles}.")
-        return draw(found[0], ax)
 
     def report(self, out: str | Path, formats: Sequence[Format] = FORMATS) -> Path:
         """Write the page, figures and tables of the answer to a directory; returns the page's path."""

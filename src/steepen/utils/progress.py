@@ -186,8 +186,8 @@ class _Stages:
         self.display.update(Progress((row,), line), final=new)
 
 
-def show_steps(steps: Iterator[T], total: int) -> Iterator[T]:
-    """Yield the steps, showing a progress bar in a terminal and a line every few seconds elsewhere."""
+def show_steps(steps: Sequence[T]) -> Iterator[T]:
+    """Yield what there is to draw, with a progress bar in a terminal and a line now and then elsewhere."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
@@ -195,11 +195,12 @@ def show_steps(steps: Iterator[T], total: int) -> Iterator[T]:
 
     console = SafeConsole(stderr=True)
     columns = (TextColumn("drawing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    start = last_line = time.monotonic()
+    start, total = time.monotonic(), len(steps)
+    last_line = start
     with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=total)
-        for done, files in enumerate(steps, 1):
-            yield files
+        for done, step in enumerate(steps, 1):
+            yield step
             progress.advance(task)
             now = time.monotonic()
             if not console.is_terminal and now - last_line > STEP_SECONDS and done < total:
