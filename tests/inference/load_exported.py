@@ -38,12 +38,14 @@ def compute(request: dict[str, Any]) -> dict[str, torch.Tensor]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True).eval()
     results["float32"] = model(tokens).logits
     results["float64"] = model.double()(tokens).logits
-    cache = DynamicCache(config=model.config)
-    parts = [
-        model(part, past_key_values=cache).logits for part in tokens.split([5, *[1] * (PROMPT - 5)], dim=1)
-    ]
-    results["cached"] = torch.cat(parts, dim=1)
-    results["layers"] = torch.tensor([len(cache.layers), model.config.num_hidden_layers])
+    if request.get("cache", True):
+        cache = DynamicCache(config=model.config)
+        parts = tokens.split([5, *[1] * (PROMPT - 5)], dim=1)
+        results["cached"] = torch.cat([model(part, past_key_values=cache).logits for part in parts], dim=1)
+        results["layers"] = torch.tensor([len(cache.layers), model.config.num_hidden_layers])
+    else:
+        options = {**GREEDY, "max_new_tokens": 8, "attention_mask": torch.ones_like(tokens)}
+        results["greedy"] = model.generate(tokens, **options)
     if "prompts" in request:
         results |= generate(model, request)
     if "passes" in request:

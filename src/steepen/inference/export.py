@@ -11,7 +11,9 @@ from typing import Any
 from steepen.data.tokenizer import END_OF_TEXT, Tokenizer
 from steepen.errors import UsageError
 from steepen.evaluation.load import LoadedRun, load
+from steepen.inference.custom_code import file_stem, source_files
 from steepen.inference.hf_tokenizer import TOKENIZER_FILE, hugging_face_tokenizer
+from steepen.inference.kv_cache import supports_cache
 from steepen.inference.model_card import model_card
 from steepen.inference.weights import digest, hugging_face_weights, network_weights
 from steepen.utils.codec import to_builtins
@@ -25,11 +27,17 @@ MAX_SHARD_SIZE = "5GB"
 
 
 def export(
-    run: str | Path | LoadedRun, out: str | Path, to: str = "hf", *, data_license: str | None = None
+    run: str | Path | LoadedRun,
+    out: str | Path,
+    to: str = "hf",
+    *,
+    data_license: str | None = None,
+    include_code: bool = False,
 ) -> Path:
     """Export a run or checkpoint directory to a new folder `out` in the format `to`: hf or safetensors.
 
-    Weights are written in fp32, as trained. `data_license` is stated on the model card.
+    Weights are written in fp32, as trained. `data_license` is stated on the model card. `include_code` is the
+    consent to write the source of the arm's custom block and boundaries into the folder.
     """
     if to not in FORMATS:
         raise UsageError(f"`to` = {to!r} is not valid: use {' or '.join(FORMATS)}.")
@@ -42,7 +50,7 @@ def export(
     partial.mkdir(parents=True)
     try:
         if to == "hf":
-            write_hugging_face(loaded, partial, data_license)
+            write_hugging_face(loaded, partial, data_license, include_code=include_code)
         else:
             write_safetensors(loaded, partial)
         for file in partial.glob("*.safetensors"):
@@ -53,15 +61,17 @@ def export(
     return out
 
 
-def write_hugging_face(run: LoadedRun, folder: Path, data_license: str | None = None) -> None:
+def write_hugging_face(
+    run: LoadedRun, folder: Path, data_license: str | None = None, *, include_code: bool = False
+) -> None:
     """Write config, modeling code, weights, tokenizer, generation config and model card into a folder."""
     from huggingface_hub import save_torch_state_dict
 
-    custom = run.spec.arm.custom_code
-    if custom:
+    arm = run.spec.arm
+    if arm.custom_code and not include_code:
         raise UsageError(
-            f"the arm {run.spec.arm.name} has custom code ({custom[0]}), which {MODELING_FILE} does not "
-            "contain: export it with `to` = safetensors."
+            f"the arm {arm.name} has custom code ({', '.join(arm.custom_code)}): with `include_code` its "
+            "source is copied into the export; `to` = safetensors needs none."
         )
     tokenizer = run.require_tokenizer()
     weights = network_weights(run.network)
@@ -79,14 +89,15 @@ def write_hugging_face(run: LoadedRun, folder: Path, data_license: str | None = 
         "bos_token_id": end,
         "eos_token_id": end,
         "pad_token_id": end,
+        "use_cache": supports_cache(run.network),
         "steepen_run": describe(run, tokenizer, digest(weights)),
     }
     _write(folder / "config.json", config)
-    ids = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
-    _write(folder / "generation_config.json", {"_from_model_config": False, **ids, "do_sample": False})
-    source = resources.files("steepen.inference").joinpath(MODELING_FILE).read_text(encoding="utf-8")
-    (folder / MODELING_FILE).write_text(source, encoding="utf-8")
-    save_torch_state_dict(hugging_face_weights(weights), folder, max_shard_size=MAX_SHARD_SIZE)
+    generation = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id", "use_cache")}
+    _write(folder / "generation_config.json", {"_from_model_config": False, **generation, "do_sample": False})
+    _write_code(arm.custom_code, folder)
+    named = hugging_face_weights(weights, custom=":" in arm.block)
+    save_torch_state_dict(named, folder, max_shard_size=MAX_SHARD_SIZE)
     (folder / TOKENIZER_FILE).write_text(hugging_face_tokenizer(tokenizer).to_str(), encoding="utf-8")
     special = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT}
     _write(
@@ -101,6 +112,28 @@ def write_hugging_face(run: LoadedRun, folder: Path, data_license: str | None = 
     )
     _write(folder / "special_tokens_map.json", special)
     (folder / "README.md").write_text(model_card(run, data_license), encoding="utf-8")
+
+
+def _write_code(custom: tuple[str, ...], folder: Path) -> None:
+    """Write the modeling code, and the custom code that it imports."""
+    source = resources.files("steepen.inference").joinpath(MODELING_FILE).read_text(encoding="utf-8")
+    files = source_files(custom) if custom else {}
+    lines: list[str] = []
+    for name in sorted(files):  # transformers copies what this file imports, and imports of imports
+        lines.append(f"from .{Path(name).stem} import __name__ as _{Path(name).stem}")
+    entries: list[str] = []
+    for number, name in enumerate(dict.fromkeys(custom)):
+        module, _, attribute = name.partition(":")
+        first, *rest = attribute.split(".")
+        lines.append(f"from .{file_stem(module)} import {first} as _custom_{number}")
+        entries.append(f"    {name!r}: {'.'.join([f'_custom_{number}', *rest])},")
+    if custom:
+        declared = "CUSTOM: dict[str, Any] = {}\n"
+        assert declared in source
+        lines += ["CUSTOM: dict[str, Any] = {", *entries, "}\n"]
+        source = source.replace(declared, "\n".join(lines))
+    for name, text in {**files, MODELING_FILE: source}.items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def write_safetensors(run: LoadedRun, folder: Path) -> None:
@@ -120,7 +153,13 @@ def network_config(run: LoadedRun) -> dict[str, Any]:
     network = run.network
     shape, arm, options = network.shape, network.arm, network.options
     block = to_builtins(arm.block_options)
+    custom = None
+    if ":" in arm.block:
+        derived = {"head_dim": shape.head_dim, "token_ids": shape.token_ids}
+        given = {"shape": {**to_builtins(shape), **derived}, "options": to_builtins(options)}
+        custom = {"name": arm.block, **given, "multipliers": to_builtins(network.multipliers)}
     return {
+        "custom_block": custom,
         **{name: value for name, value in block.items() if name != "balance"},
         "choice_bias": arm.block_options.experts is not None and arm.block_options.balance == "bias",
         "vocab_size": network.token_ids,

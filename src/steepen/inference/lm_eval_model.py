@@ -30,7 +30,10 @@ from steepen.inference.weights import hugging_face_weights, network_weights
 def as_transformers(run: LoadedRun, passes: Any = None) -> tuple[Any, Any]:
     """The network of a run as a model of transformers, and its tokenizer."""
     if run.spec.arm.custom_code:
-        raise UsageError(f"the arm {run.spec.arm.name} has custom code, which transformers does not know.")
+        raise UsageError(
+            f"the arm {run.spec.arm.name} has custom code, which transformers does not know: `steepen export "
+            "--include-code` writes a folder for `--model hf`."
+        )
     own = run.require_tokenizer()
     end = own.end_of_text
     config: dict[str, Any] = {**network_config(run), "bos_token_id": end, "eos_token_id": end}

@@ -9,7 +9,10 @@ keys and values differ from pass to pass, so every executed block is a layer of 
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,6 +22,8 @@ from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTra
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 BIAS_SCALE = 0.025  # of the bias on the choice of experts
+# Custom block and boundaries by their "module:attribute" names; `steepen export --include-code` fills it.
+CUSTOM: dict[str, Any] = {}
 
 
 class SteepenConfig(PretrainedConfig):
@@ -62,6 +67,7 @@ class SteepenConfig(PretrainedConfig):
         active_experts: int = 2,
         shared_experts: int = 0,
         choice_bias: bool = False,
+        custom_block: dict[str, Any] | None = None,
         use_cache: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -100,6 +106,7 @@ class SteepenConfig(PretrainedConfig):
         self.active_experts = active_experts
         self.shared_experts = shared_experts
         self.choice_bias = choice_bias  # whether a bias is added to the choice of experts
+        self.custom_block = custom_block  # its name, and what it is built with
         self.use_cache = use_cache
         kwargs.pop("num_hidden_layers", None)  # follows from the blocks and passes
         kwargs.setdefault("tie_word_embeddings", False)
@@ -231,6 +238,48 @@ class SteepenBlock(nn.Module):
         return found.view_as(x)
 
 
+def _build_custom(config: SteepenConfig) -> nn.Module:
+    """A custom block, given the shape, multipliers and options that steepen gives it."""
+    given = {key: SimpleNamespace(**config.custom_block[key]) for key in ("shape", "multipliers", "options")}
+    given["shape"].allocation = SimpleNamespace(**given["shape"].allocation)
+    return CUSTOM[config.custom_block["name"]](*given.values())
+
+
+class _Slot:
+    """The cache of one executed block, as custom blocks take it."""
+
+    def __init__(self, cache: Any, layer: int) -> None:
+        self.cache, self.layer = cache, layer
+
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store keys and values of new tokens, and return all."""
+        return self.cache.update(key, value, self.layer)
+
+
+def _needed_mask(block: type, given: Tensor | None) -> Tensor | None:
+    """The attention mask for a custom block: None if nothing is padded, or only where no text follows."""
+    if given is None or (given.ndim == 2 and bool(given.all())):
+        return None
+    if "mask" in inspect.signature(block.forward).parameters:
+        return given
+    if bool((given.long().diff(dim=1) > 0).any()):
+        raise ValueError("this model's custom block takes no mask: give texts without padding on the left.")
+    return None
+
+
+def _call_custom(
+    block: nn.Module, x: Tensor, rotary: Tensor, visible: Tensor | None, cache: Any, layer: int
+) -> Tensor:
+    """Run a custom block; where the residual stream is wider than the weights, under autocast."""
+    if visible is None and cache is None:
+        rest, rotary = (), rotary[:, 0]  # a block without a mask expects one table for all rows
+    else:
+        rest = (visible,) if cache is None else (visible, _Slot(cache, layer))
+    same = x.dtype == rotary.dtype
+    with contextlib.nullcontext() if same else torch.autocast(x.device.type, rotary.dtype):
+        return block(x, rotary, *rest)
+
+
 class SteepenPreTrainedModel(PreTrainedModel):
     """What transformers needs to know about the network."""
 
@@ -258,7 +307,8 @@ class SteepenModel(SteepenPreTrainedModel):
             raise ValueError(f"passes = {config.passes} is not valid for {config.core_blocks} core blocks.")
 
         def blocks(count: int) -> nn.ModuleList:
-            return nn.ModuleList(SteepenBlock(config) for _ in range(count))
+            make = SteepenBlock if config.custom_block is None else _build_custom
+            return nn.ModuleList(make(config) for _ in range(count))
 
         self.embed_tokens = nn.Embedding(config.padded_vocab_size, config.hidden_size)
         self.prelude = blocks(config.prelude_blocks)
@@ -295,6 +345,8 @@ class SteepenModel(SteepenPreTrainedModel):
             else:
                 position_ids = torch.arange(past, past + time, device=device).unsqueeze(0)
         rotary = self._rotary_table(device, dtype)[:, position_ids].to(dtype)
+        if config.custom_block is not None:
+            attention_mask = _needed_mask(CUSTOM[config.custom_block["name"]], attention_mask)
         masks: dict[int, Tensor | None] = {}
 
         def mask(keys: int) -> Tensor | None:
@@ -308,7 +360,10 @@ class SteepenModel(SteepenPreTrainedModel):
         def run(blocks: nn.Module, x: Tensor) -> Tensor:
             nonlocal layer
             for block in blocks:  # pyright: ignore[reportGeneralTypeIssues]
-                x = block(x, rotary, mask, past_key_values, layer)
+                if config.custom_block is None:
+                    x = block(x, rotary, mask, past_key_values, layer)
+                else:
+                    x = _call_custom(block, x, rotary, mask(past + time), past_key_values, layer)
                 layer += 1
                 states.append(x)
             return x
@@ -332,6 +387,8 @@ class SteepenModel(SteepenPreTrainedModel):
     def _boundary(self, name: str, h: Tensor | None, e: Tensor) -> Tensor:
         """Mix the hidden state h (None before the first pass) with the prelude's output e."""
         alpha = self.config.injection_weight
+        if name in CUSTOM:
+            return CUSTOM[name](h, e, alpha, lambda x: _norm(x, self.config.norm_eps))
         if "inject" not in name:
             h = e if h is None else h
             return _norm(h, self.config.norm_eps) if name == "norm" else h

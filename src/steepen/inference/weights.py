@@ -29,18 +29,20 @@ STACKS = {"qkv": 3, "gate_up": 2}
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
-def hugging_face_name(name: str) -> str:
-    """cores.0.1.qkv → model.cores.0.1.qkv_proj.weight."""
+def hugging_face_name(name: str, *, custom: bool = False) -> str:
+    """cores.0.1.qkv → model.cores.0.1.qkv_proj.weight; parameters of a custom block keep their names."""
     if name in ("embedding", "head"):
         return "model.embed_tokens.weight" if name == "embedding" else "lm_head.weight"
     block, _, matrix = name.rpartition(".")
-    return f"model.{block}.{LAYERS[matrix]}.weight" if matrix in LAYERS else f"model.{name}"
+    return f"model.{block}.{LAYERS[matrix]}.weight" if matrix in LAYERS and not custom else f"model.{name}"
 
 
-def hugging_face_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights by the names of modeling_steepen.py; stacks become one matrix."""
+def hugging_face_weights(weights: Mapping[str, Tensor], *, custom: bool = False) -> dict[str, Tensor]:
+    """The weights by the names of modeling_steepen.py; stacks of the built-in block become one matrix."""
     return {
-        hugging_face_name(name): (value.flatten(0, -2) if value.ndim > 1 else value).contiguous()
+        hugging_face_name(name, custom=custom): (
+            value.flatten(0, -2) if value.ndim > 1 and not custom else value
+        ).contiguous()
         for name, value in weights.items()
     }
 
@@ -49,7 +51,8 @@ def from_hugging_face(weights: Mapping[str, Tensor], network: Network) -> dict[s
     """The weights of a network from those of modeling_steepen.py."""
     found: dict[str, Tensor] = {}
     expected = dict(network.named_parameters())
-    names = {hugging_face_name(name): name for name in expected}
+    custom = ":" in network.arm.block
+    names = {hugging_face_name(name, custom=custom): name for name in expected}
     for name in sorted(names.keys() ^ weights.keys()):
         raise SteepenError(
             f"these weights belong to another network: {'lacking' if name in names else 'unexpected'} {name}."

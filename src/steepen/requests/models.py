@@ -117,6 +117,9 @@ class Export(Request[Written]):
     ] = "hf"
     _: KW_ONLY
     data_license: Annotated[str | None, Option("Licence of the training data, for the model card.")] = None
+    include_code: Annotated[
+        bool, Option("Copy the source of a custom block and of custom boundaries into an hf folder.")
+    ] = False
     runs: RunsField = Path("runs")
 
     def run(self) -> Written:
@@ -124,7 +127,8 @@ class Export(Request[Written]):
         from steepen.inference.export import export as export_run
 
         checkpoint = _opened(self.checkpoint, self.runs)
-        return Written(export_run(checkpoint, self.out, self.to, data_license=self.data_license))
+        options = {"data_license": self.data_license, "include_code": self.include_code}
+        return Written(export_run(checkpoint, self.out, self.to, **options))
 
 
 export = function(Export)
