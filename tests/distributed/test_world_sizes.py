@@ -54,7 +54,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 AUTHORS = OptimizerConfig.named("authors")
 # Growth on four ranks; on two the other arms and optimizers too. tests/distributed/all_arms.py has every arm.
 GROWING = [("untied-grow", AUTHORS), ("random-loop-grow", AUTHORS)]
-OTHERS = [("vanilla", AUTHORS), ("loop-2", AUTHORS), ("untied-2+experts=4+kv_heads=1+window=9", AUTHORS)]
+OTHERS = [
+    ("vanilla", AUTHORS),
+    ("loop-2", AUTHORS),
+    ("untied-2+experts=4+kv_heads=1+window=9", AUTHORS),
+    ("vanilla+streams=2+parallel=true+activation=relu2", AUTHORS),
+]
 OTHER_OPTIMIZERS = [
     ("untied-grow", OptimizerConfig(kind="adamw", clip=0.5)),
     ("untied-grow", OptimizerConfig(clip=0.5, growth_state="copy")),

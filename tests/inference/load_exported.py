@@ -35,7 +35,8 @@ def compute(request: dict[str, Any]) -> dict[str, torch.Tensor]:
     folder: str = request["folder"]
     tokens = torch.tensor(request["tokens"])
     results: dict[str, torch.Tensor] = {}
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True).eval()
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True)
+    model: Any = loaded.eval()
     results["float32"] = model(tokens).logits
     results["float64"] = model.double()(tokens).logits
     if request.get("cache", True):

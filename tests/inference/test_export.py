@@ -44,6 +44,8 @@ BLOCKS = [
     "loop-2+experts=4+shared_experts=1+kv_heads=3",
     "vanilla+experts=3+active_experts=1+balance=none",
     "vanilla+parallel=true+activation=relu2",
+    "loop-2+streams=2",
+    "vanilla+parallel=true+streams=3",
 ]
 CASES = [*sorted(ARMS), *BLOCKS, *(f"{arm} with options" for arm in OPTIONS)]
 

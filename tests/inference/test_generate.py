@@ -29,6 +29,7 @@ PROMPTS = [[5, 3, 9, 1, 7], [2], [8, 8, 4], [1, 2, 3, 4, 5, 6, 7, 8]]
 BLOCKS = [
     "vanilla+kv_heads=1+window=5",
     "loop-2+experts=4+shared_experts=1",
+    "untied-2+streams=3",
     "vanilla+parallel=true+activation=relu2",
 ]
 

@@ -1,6 +1,6 @@
 """A run in lm-eval gives the log-likelihoods that steepen gives, and so does its export through `hf`."""
 
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportCallIssue=false
 from __future__ import annotations
 
 import json
@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from steepen.errors import UsageError
-from steepen.evaluation.load import load
+from steepen.evaluation.load import LoadedRun, load
 from steepen.inference.export import export
+from steepen.model.arms import find_arm
+from steepen.model.block import TransformerBlock
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm-eval is not installed (pip install 'steepen[lm-eval]')")
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -68,19 +71,18 @@ def evaluate(task: Path, model: str, **arguments: Any) -> dict[str, Any]:
     )
 
 
-@torch.no_grad()
-def test_log_likelihoods_are_those_of_steepen(
-    trained: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import steepen.inference.lm_eval_model
+class Doubled(TransformerBlock):
+    """A custom block: twice the MLP."""
 
-    assert steepen.inference.lm_eval_model.SteepenLM.__name__ == "SteepenLM"  # importing registers it
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    run = load(trained, device="cpu")
-    assert run.tokenizer is not None
-    tokenizer = run.tokenizer
-    items = [json.loads(line) for line in (task / "items.jsonl").read_text().splitlines()]
-    expected: list[list[float]] = []
+    def mlp(self, x: Tensor) -> Tensor:
+        return 2 * super().mlp(x)
+
+
+@torch.no_grad()
+def log_likelihoods(run: LoadedRun, items: list[dict[str, Any]]) -> list[list[float]]:
+    """Of each choice of each item, by steepen's own network."""
+    tokenizer = run.require_tokenizer()
+    found: list[list[float]] = []
     for item in items:
         start = [tokenizer.end_of_text, *tokenizer.encode(item["query"])]
         losses: list[float] = []
@@ -89,11 +91,30 @@ def test_log_likelihoods_are_those_of_steepen(
             logits = run.network(torch.tensor([whole[:-1]]), passes=run.passes)[0, len(start) - 1 :]
             targets = torch.tensor(whole[len(start) :])
             losses.append(-functional.cross_entropy(logits, targets, reduction="sum").item())
-        expected.append(losses)
+        found.append(losses)
+    return found
+
+
+@pytest.mark.parametrize("custom", [False, True])
+def test_log_likelihoods_are_those_of_steepen(
+    custom: bool, trained: Path, random_run: Any, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run by its name `steepen`, and of its export by `hf`; with a custom block of the export."""
+    import steepen.inference.lm_eval_model
+
+    assert steepen.inference.lm_eval_model.SteepenLM.__name__ == "SteepenLM"  # importing registers it
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    path = random_run(find_arm(Doubled)) if custom else trained
+    items = [json.loads(line) for line in (task / "items.jsonl").read_text().splitlines()]
+    expected = log_likelihoods(load(path, device="cpu"), items)
     right = [values.index(max(values)) == item["gold"] for values, item in zip(expected, items, strict=True)]
-    folder = export(trained, tmp_path / "hf")
+    folder = export(path, tmp_path / "hf", include_code=custom)
     hf = {"pretrained": str(folder), "trust_remote_code": True, "add_bos_token": True, "dtype": "float32"}
-    for model, arguments in (("steepen", {"run": str(trained)}), ("hf", hf)):
+    for model, arguments in (("steepen", {"run": str(path)}), ("hf", hf)):
+        if custom and model == "steepen":
+            with pytest.raises(UsageError, match="--include-code"):
+                evaluate(task, model, **arguments)
+            continue
         found = evaluate(task, model, **arguments)
         samples = sorted(found["samples"]["steepen_local"], key=lambda sample: sample["doc_id"])
         values = [[float(answer[0]) for answer in sample["filtered_resps"]] for sample in samples]

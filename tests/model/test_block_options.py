@@ -35,6 +35,8 @@ VARIANTS = [
     "experts=4",
     "experts=4+active_experts=1+balance=loss",
     "experts=3+shared_experts=1+kv_heads=1+window=5",
+    "streams=3",
+    "streams=2+parallel=true+experts=3",
 ]
 
 
@@ -102,6 +104,37 @@ def test_window_as_long_as_the_context_is_full_attention(window: int) -> None:
     vanilla, windowed = build("vanilla"), build(f"vanilla+window={window}")
     give_weights(vanilla, windowed)
     assert_equal_functions(vanilla, windowed)
+
+
+@pytest.mark.parametrize("base", ["vanilla", "untied-2", "loop-2"])
+def test_hyper_connections_of_one_stream_are_the_residual_connection(base: str) -> None:
+    residual, connected = build(base), build(f"{base}+streams=1")
+
+    def rename(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        zeros = torch.zeros(3, dtype=torch.float64)
+        return {**weights, "attention_connection": zeros, "mlp_connection": zeros}
+
+    give_weights(residual, connected, rename)
+    assert_equal_functions(residual, connected)
+
+
+def test_hyper_connections_follow_their_formula() -> None:
+    """Reads, adds and mixes with the weights of their start, changed by the parameters."""
+    block = blocks(build("vanilla+streams=3"))[0]
+    x = torch.randn(2, 5, 3, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    block.project = lambda y: (y.unflatten(-1, (4, 8)),) * 3  # type: ignore[method-assign]
+    rotary = torch.stack([torch.ones(5, 4), torch.zeros(5, 4)]).double()
+    for name in ("attention_connection", "mlp_connection"):
+        weights = 0.025 * getattr(block, name)
+        read = torch.tensor([1.0, 0, 0]) + weights[:3]
+        mix = torch.tensor([[0.0, 1, 0], [0, 0, 1], [1, 0, 0]]) + weights[6:].view(3, 3)
+        normed = block.norm((read[:, None] * x).sum(2))
+        added = 0.5 * (block.mlp(normed) if name.startswith("mlp") else block.attention(normed, rotary))
+        streams = [sum(mix[i, j] * x[:, :, i] for i in range(3)) for j in range(3)]
+        expected = torch.stack([streams[j] + (1 + weights[3 + j]) * added for j in range(3)], dim=2)
+        branch = block.mlp if name.startswith("mlp") else lambda y: block.attention(y, rotary)
+        x = block._connect(x, name, branch, torch.float64)
+        torch.testing.assert_close(x, expected, rtol=0, atol=1e-12)
 
 
 def test_query_sees_exactly_the_keys_of_its_window() -> None:

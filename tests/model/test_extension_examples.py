@@ -16,6 +16,8 @@ import torch
 from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
+from steepen.model.block import Block, TransformerBlock
+from steepen.model.block_variant import VariantBlock
 from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.shape import SizeRule
@@ -37,7 +39,7 @@ def python_blocks(page: str) -> list[str]:
 def mylab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     blocks = [*python_blocks("architectures.md"), *python_blocks("training.md")]
     source = [block for block in blocks if block.startswith("# mylab.py")]
-    assert len(source) == 3, "arm and boundary, block, optimizer"
+    assert len(source) == 4, "arm and boundary, two blocks, optimizer"
     (tmp_path / "mylab.py").write_text("\n".join(source))
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
@@ -52,7 +54,7 @@ def test_network_example_runs() -> None:
     assert names["logits"].shape == (1, 64, 50_257) and names["sources"]
 
 
-@pytest.mark.parametrize("name", ["MIXED", "SQUARED"])
+@pytest.mark.parametrize("name", ["MIXED", "SQUARED", "ONE_HEAD"])
 def test_custom_arm_is_found_by_name_and_as_an_object(mylab: Any, name: str) -> None:
     arm: Arm = getattr(mylab, name)
     assert find_arm(f"mylab:{name}") == find_arm(arm) == arm
@@ -60,6 +62,14 @@ def test_custom_arm_is_found_by_name_and_as_an_object(mylab: Any, name: str) -> 
     network = materialize(build_on_meta(arm.shape(3, SCALE), arm), embedding_std=0.1)
     network(TOKENS, TOKENS).backward()
     assert code_digest(arm) is not None
+
+
+def test_built_in_and_custom_blocks_have_the_members_of_the_block_api(mylab: Any) -> None:
+    built_in: type[Block] = TransformerBlock  # checked by the type checker
+    members = {"constant_init", "attention_flops", "__call__", "__init__"}
+    assert members <= {name for name in vars(Block) | Block.__annotations__ if name in members}
+    for block in (built_in, VariantBlock, mylab.OneHead, mylab.SquaredRelu):
+        assert all(hasattr(block, name) for name in members)
 
 
 def test_class_or_function_works_like_its_name(mylab: Any) -> None:

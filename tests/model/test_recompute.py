@@ -70,7 +70,7 @@ def gradients(arm: str, install: str, *, recompute: bool) -> list[Tensor]:
 @pytest.mark.parametrize(
     "arm",
     ["vanilla", "loop-2", "untied-2", "vanilla+kv_heads=2", "vanilla+window=3", "loop-2+experts=4",
-     "vanilla+experts=4+balance=loss", "vanilla+parallel=true", f"{__name__}:Noisy"],
+     "vanilla+experts=4+balance=loss", "untied-2+streams=2", "vanilla+parallel=true", f"{__name__}:Noisy"],
 )  # fmt: skip
 def test_recomputed_blocks_give_the_same_bits(arm: str, install: str) -> None:
     kept, again = (gradients(arm, install, recompute=recompute) for recompute in (False, True))

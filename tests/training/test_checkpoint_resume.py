@@ -83,7 +83,14 @@ def assert_same_result(one: RunStore, other: RunStore, spec: RunSpec) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(
-    "arm", ["untied-grow", "untied-grow clipped", "random-loop-grow", "untied-grow+experts=4+window=9"]
+    "arm",
+    [
+        "untied-grow",
+        "untied-grow clipped",
+        "random-loop-grow",
+        "untied-grow+experts=4+window=9",
+        "untied-grow+streams=2+kv_heads=1",
+    ],
 )
 def test_run_killed_at_any_point_ends_with_the_same_weights(
     arm: str, where: str, call: int, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path,

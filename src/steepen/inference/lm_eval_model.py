@@ -6,6 +6,8 @@ The module runs lm-eval's own command line after registering the model. The pack
 entry point of the group `lm_eval.models`, for versions of lm-eval that read entry points (0.4.13 does not).
 """
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportUntypedClassDecorator=false
+# pyright: reportCallIssue=false, reportAttributeAccessIssue=false, reportIncompatibleMethodOverride=false
+# pyright: reportIncompatibleVariableOverride=false
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTra
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 BIAS_SCALE = 0.025  # of the bias on the choice of experts
+CONNECTION_SCALE = 0.025  # of the weights of hyper-connections
 # Custom block and boundaries by their "module:attribute" names; `steepen export --include-code` fills it.
 CUSTOM: dict[str, Any] = {}
 
@@ -67,6 +68,7 @@ class SteepenConfig(PretrainedConfig):
         active_experts: int = 2,
         shared_experts: int = 0,
         choice_bias: bool = False,
+        streams: int | None = None,
         custom_block: dict[str, Any] | None = None,
         use_cache: bool = True,
         **kwargs: Any,
@@ -106,6 +108,7 @@ class SteepenConfig(PretrainedConfig):
         self.active_experts = active_experts
         self.shared_experts = shared_experts
         self.choice_bias = choice_bias  # whether a bias is added to the choice of experts
+        self.streams = streams  # copies of the residual stream that hyper-connections mix
         self.custom_block = custom_block  # its name, and what it is built with
         self.use_cache = use_cache
         kwargs.pop("num_hidden_layers", None)  # follows from the blocks and passes
@@ -161,6 +164,11 @@ class SteepenBlock(nn.Module):
             self.expert_down_proj = nn.Linear(hidden, experts * width, bias=False)
             if config.choice_bias:
                 self.choice_bias = nn.Parameter(torch.zeros(experts))
+        if config.streams is not None:
+            weights = config.streams * (config.streams + 2)
+            self.attention_connection = nn.Parameter(torch.zeros(weights))
+            if not config.parallel:
+                self.mlp_connection = nn.Parameter(torch.zeros(weights))
 
     def forward(
         self,
@@ -171,12 +179,32 @@ class SteepenBlock(nn.Module):
         layer: int = 0,
     ) -> Tensor:
         """Add attention and MLP to the residual stream x; the branches have the dtype of `rotary`."""
-        normed = _norm(x, self.eps).to(rotary.dtype)
-        attended = self._attention(normed, rotary, mask, cache, layer)
+
+        def attention(normed: Tensor) -> Tensor:
+            return self._attention(normed, rotary, mask, cache, layer)
+
+        def both(normed: Tensor) -> Tensor:
+            return attention(normed) + self._mlp(normed)
+
         if self.config.parallel:
-            return x + self.residual * (attended + self._mlp(normed))
-        x = x + self.residual * attended
-        return x + self.residual * self._mlp(_norm(x, self.eps).to(rotary.dtype))
+            return self._connect(x, "attention_connection", both, rotary.dtype)
+        x = self._connect(x, "attention_connection", attention, rotary.dtype)
+        return self._connect(x, "mlp_connection", self._mlp, rotary.dtype)
+
+    def _connect(
+        self, x: Tensor, name: str, branch: Callable[[Tensor], Tensor], dtype: torch.dtype
+    ) -> Tensor:
+        """Add a branch to the residual stream, or by hyper-connections to its copies."""
+        streams = self.config.streams
+        if streams is None:
+            return x + self.residual * branch(_norm(x, self.eps).to(dtype))
+        change = CONNECTION_SCALE * getattr(self, name).to(x.dtype)
+        read, write, mix = change.split([streams, streams, streams**2])
+        copies = torch.eye(streams, dtype=x.dtype, device=x.device)
+        source = torch.einsum("...sw,s->...w", x, copies[0] + read)
+        added = self.residual * branch(_norm(source, self.eps).to(dtype))
+        moved = torch.einsum("...sw,st->...tw", x, copies.roll(1, 1) + mix.view(streams, streams))
+        return moved + (1 + write).unsqueeze(-1) * added.unsqueeze(-2)
 
     def _attention(
         self, x: Tensor, rotary: Tensor, mask: Callable[[int], Tensor | None], cache: Any, layer: int
@@ -240,9 +268,10 @@ class SteepenBlock(nn.Module):
 
 def _build_custom(config: SteepenConfig) -> nn.Module:
     """A custom block, given the shape, multipliers and options that steepen gives it."""
-    given = {key: SimpleNamespace(**config.custom_block[key]) for key in ("shape", "multipliers", "options")}
-    given["shape"].allocation = SimpleNamespace(**given["shape"].allocation)
-    return CUSTOM[config.custom_block["name"]](*given.values())
+    told: dict[str, Any] = config.custom_block or {}
+    shape, multipliers, options = (SimpleNamespace(**told[k]) for k in ("shape", "multipliers", "options"))
+    shape.allocation = SimpleNamespace(**shape.allocation)
+    return CUSTOM[told["name"]](shape, multipliers, options)
 
 
 class _Slot:
@@ -365,12 +394,15 @@ class SteepenModel(SteepenPreTrainedModel):
                 else:
                     x = _call_custom(block, x, rotary, mask(past + time), past_key_values, layer)
                 layer += 1
-                states.append(x)
+                states.append(x if config.streams is None else x.mean(-2))
             return x
 
         wide = config.residual_stream == "fp32"
         stream = torch.promote_types(dtype, torch.float32) if wide else dtype
-        e = run(self.prelude, _norm(embedded.to(stream), config.norm_eps))
+        x = _norm(embedded.to(stream), config.norm_eps)
+        if config.streams is not None:
+            x = x.unsqueeze(-2).expand(*x.shape[:-1], config.streams, -1)
+        e = run(self.prelude, x)
         e = _norm(e, config.norm_eps) if config.norm_prelude else e
         h: Tensor | None = None
         for index in range(config.passes):
@@ -379,7 +411,7 @@ class SteepenModel(SteepenPreTrainedModel):
             h = run(core, e if as_is else self._boundary(config.core_boundary, h, e))
         h = run(self.coda, self._boundary(config.coda_boundary, h, e))
         return BaseModelOutputWithPast(
-            last_hidden_state=h,
+            last_hidden_state=h if config.streams is None else h.mean(-2),
             past_key_values=past_key_values,
             hidden_states=tuple(states) if output_hidden_states else None,
         )

@@ -31,6 +31,32 @@ class CacheSlot(Protocol):
         ...
 
 
+class Block(Protocol):
+    """What the network expects of a block, and gives it; `TransformerBlock` has it all.
+
+    The constructor is called on the meta device and only creates parameters: `initialize` fills those that
+    `constant_init` names with a constant, and the others uniformly. Optional: `mask` and `cache` of
+    `__call__` (see `TransformerBlock.forward`), and `active_parameters()`, the elements of the matrices
+    that a token is multiplied by, if not all.
+    """
+
+    constant_init: ClassVar[dict[str, float]]
+
+    def __init__(self, shape: Shape, multipliers: Multipliers, options: ModelOptions) -> None: ...
+
+    def __call__(self, x: Tensor, rotary: Tensor, /) -> Tensor:
+        """The next residual stream from x, (batch, time, width), in x's dtype.
+
+        `rotary` is a table for `rotate`, (2, time, head_dim/2), or (2, batch, time, head_dim/2) where rows
+        have positions of their own. Its dtype is that of the GEMMs; where x is wider, autocast is on.
+        """
+        ...
+
+    def attention_flops(self, shape: Shape, context: int) -> int:
+        """FLOPs per token, forward and backward, of operations without parameters."""
+        ...
+
+
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """x @ weightᵀ in x's dtype: (…, in) × (out, in) or a stack (count, out, in) → (…, count·out)."""
     return functional.linear(x, weight.to(x.dtype).flatten(0, -2))
@@ -57,10 +83,29 @@ def rotate(x: Tensor, table: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
 
 
+def rms_norm(x: Tensor, eps: float) -> Tensor:
+    """RMSNorm without gain, over the last dimension; `eps` is that of `ModelOptions.norm_eps`."""
+    return functional.rms_norm(x, x.shape[-1:], eps=eps)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Attention of (batch, heads, time, head_dim), causal or by the mask; keys may have fewer heads."""
+    return functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scale,
+        enable_gqa=key.shape[1] != query.shape[1],
+    )
+
+
 class TransformerBlock(nn.Module):
-    """The built-in block. A custom block has the same constructor, `forward`, `constant_init` and
-    `attention_flops`; without a `mask` argument, evaluation computes a shared prefix once per choice, and
-    without a `cache` argument, generation computes the whole text for every new token.
+    """The built-in block. A custom block derives from it, overriding what it changes, or is another `Block`.
+
+    Without a `mask` argument, evaluation computes a shared prefix once per choice, and without a `cache`
+    argument, generation computes the whole text for every new token.
     """
 
     # Parameters initialized to a constant; every other one is uniform (see init.py).
@@ -127,15 +172,7 @@ class TransformerBlock(nn.Module):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Attention of (batch, heads, time, head_dim), causal or by the mask; keys may have fewer heads."""
-        return functional.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=self.attention_scale,
-            enable_gqa=key.shape[1] != query.shape[1],
-        )
+        return attend(query, key, value, mask, self.attention_scale)
 
     def mlp(self, x: Tensor) -> Tensor:
         """The MLP branch of normed hidden states: (batch, time, width) → the same shape."""
@@ -144,7 +181,7 @@ class TransformerBlock(nn.Module):
 
     def norm(self, x: Tensor) -> Tensor:
         """RMSNorm without gain, over the last dimension."""
-        return functional.rms_norm(x, x.shape[-1:], eps=self.eps)
+        return rms_norm(x, self.eps)
 
 
 def call_custom_block(name: str) -> Callable[..., Tensor]:

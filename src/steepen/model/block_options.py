@@ -1,4 +1,4 @@
-"""Options of the built-in block: grouped-query attention, sliding window, other MLPs, experts."""
+"""Options of the built-in block: grouped-query attention, window, other MLPs, experts, hyper-connections."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from steepen.utils.validate import require, require_count
 Activation = Literal["swiglu", "relu2"]
 Balance = Literal["bias", "loss", "none"]
 MAX_EXPERTS = 10_000
+MAX_STREAMS = 64
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,9 @@ class BlockOptions:
     window: int | None = None  # newest tokens that a query sees, itself included; None: all
     activation: Activation = "swiglu"  # relu2: max(0, x)² without a gate, 3/2 as wide: as many parameters
     parallel: bool = False  # attention and MLP read the same normed input, and are added together
+    # Hyper-connections: copies of the residual stream, of which every branch reads a learned mixture, and
+    # which are mixed with learned weights where a branch is added to them. None: the residual connection.
+    streams: int | None = None
     experts: int | None = None  # MLPs of which the router chooses `active_experts` per token; None: one MLP
     active_experts: int = 2
     shared_experts: int = 0  # experts that every token uses besides
@@ -35,7 +39,8 @@ class BlockOptions:
     balance: Balance = "bias"
 
     def __post_init__(self) -> None:
-        for name, maximum in (("kv_heads", MAX_SIZE), ("window", MAX_SIZE), ("experts", MAX_EXPERTS)):
+        counts = {"kv_heads": MAX_SIZE, "window": MAX_SIZE, "experts": MAX_EXPERTS, "streams": MAX_STREAMS}
+        for name, maximum in counts.items():
             require_count("BlockOptions", name, getattr(self, name), maximum=maximum)
         most = MAX_EXPERTS if self.experts is None else self.experts
         active, shared = self.active_experts, self.shared_experts
@@ -71,6 +76,12 @@ class BlockOptions:
         wider = 3 * shape.mlp_width // 2 if self.activation == "relu2" else shape.mlp_width
         used = 1 if self.experts is None else self.active_experts + self.shared_experts
         return -(-wider // used)
+
+    @property
+    def connection_weights(self) -> int:
+        """Weights of the hyper-connections of a block: to read, to add to, and to mix its streams."""
+        streams, branches = self.streams or 0, 1 if self.parallel else 2
+        return branches * streams * (streams + 2)
 
     def visible_keys(self, context: int) -> Fraction:
         """Keys that a query sees, averaged over the positions of a context."""

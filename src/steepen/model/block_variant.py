@@ -6,6 +6,7 @@ grouped-query attention without other options has fused kernels.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +24,8 @@ from steepen.model.shape import Shape
 BIAS_SCALE = 0.025
 BIAS_GRADIENT = 1e-3  # small beside real gradients in the norm that clipping reads; AdamW ignores the scale
 BALANCE_WEIGHT = 0.01  # of the term of the loss
+# Weights of hyper-connections move by 0.001 a step too, from where they start.
+CONNECTION_SCALE = BIAS_SCALE
 
 
 def make_block(arm: Arm, shape: Shape, multipliers: Multipliers, options: ModelOptions) -> TransformerBlock:
@@ -39,6 +42,8 @@ class VariantBlock(TransformerBlock):
         **TransformerBlock.constant_init,
         "expert_down": 0.0,
         "choice_bias": 0.0,
+        "attention_connection": 0.0,
+        "mlp_connection": 0.0,
     }
 
     def __init__(
@@ -66,6 +71,13 @@ class VariantBlock(TransformerBlock):
             if variant.balance == "bias":
                 self.choice_bias = nn.Parameter(torch.empty(variant.experts))
 
+        if variant.streams is not None:
+            # Vectors, so that AdamW steps them: Muon would orthogonalize a matrix of mixing weights.
+            weights = variant.streams * (variant.streams + 2)
+            self.attention_connection = nn.Parameter(torch.empty(weights))
+            if not variant.parallel:
+                self.mlp_connection = nn.Parameter(torch.empty(weights))
+
     def attention_flops(self, shape: Shape, context: int) -> int:
         """As of the paper's block, over the keys of the window."""
         return round(12 * shape.width * self.variant.visible_keys(context))
@@ -81,11 +93,41 @@ class VariantBlock(TransformerBlock):
     def forward_reference(
         self, x: Tensor, rotary: Tensor, mask: Tensor | None = None, cache: CacheSlot | None = None
     ) -> Tensor:
-        """Attention, then the MLP; or both of the same input."""
-        if not self.variant.parallel:
-            return super().forward_reference(x, rotary, mask, cache)
-        normed = self.norm(x).to(rotary.dtype)
-        return x + self.residual * (self.attention(normed, rotary, mask, cache) + self.mlp(normed))
+        """Attention, then the MLP; or both of the same input.
+
+        With hyper-connections x is (batch, time, streams, width).
+        """
+
+        def attention(normed: Tensor) -> Tensor:
+            return self.attention(normed, rotary, mask, cache)
+
+        def both(normed: Tensor) -> Tensor:
+            return attention(normed) + self.mlp(normed)
+
+        if self.variant.parallel:
+            return self._connect(x, "attention_connection", both, rotary.dtype)
+        x = self._connect(x, "attention_connection", attention, rotary.dtype)
+        return self._connect(x, "mlp_connection", self.mlp, rotary.dtype)
+
+    def _connect(
+        self, x: Tensor, name: str, branch: Callable[[Tensor], Tensor], dtype: torch.dtype
+    ) -> Tensor:
+        """Add a branch of normed hidden states to the residual stream, or to its copies.
+
+        A branch reads one copy, is added to all, and the copies move on by one place, so that the branches
+        of a network read them in turn: with equal weights all copies would stay equal. Training changes
+        each of these weights. One copy is then the residual connection.
+        """
+        streams = self.variant.streams
+        if streams is None:
+            return x + self.residual * branch(self.norm(x).to(dtype))
+        change = CONNECTION_SCALE * getattr(self, name).to(x.dtype)
+        read, write, mix = change.split([streams, streams, streams**2])
+        copies = torch.eye(streams, dtype=x.dtype, device=x.device)
+        source = torch.einsum("...sw,s->...w", x, copies[0] + read)
+        added = self.residual * branch(self.norm(source).to(dtype))
+        moved = torch.einsum("...sw,st->...tw", x, copies.roll(1, 1) + mix.view(streams, streams))
+        return moved + (1 + write).unsqueeze(-1) * added.unsqueeze(-2)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, (batch, time, heads, head_dim); of the latter two there may be fewer."""

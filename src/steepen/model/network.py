@@ -226,17 +226,24 @@ class Network(nn.Module):
                 slot = () if slots is None else (next(slots),)
                 x = apply(block, x, rotary, *rest, *slot)
                 if visit is not None:
-                    visit(x)
+                    visit(self._one_stream(x))
             return x
 
-        e = run(self.prelude, self.embed(tokens, self.stream_dtype))
+        x, streams = self.embed(tokens, self.stream_dtype), self.arm.block_options.streams
+        if streams is not None:
+            x = x.unsqueeze(-2).expand(*x.shape[:-1], streams, -1)
+        e = run(self.prelude, x)
         e = self.norm(e) if self.arm.norm_prelude else e
         h: Tensor | None = None
         skipped = self.arm.passes_without_gradient(passes)
         for index, core in enumerate(self.applied_cores(passes)):
             with torch.set_grad_enabled(torch.is_grad_enabled() and index >= skipped):
                 h = run(core, self._core_input(h, e))
-        return run(self.coda, self._apply_boundary(self.coda_boundary, h, e))
+        return self._one_stream(run(self.coda, self._apply_boundary(self.coda_boundary, h, e)))
+
+    def _one_stream(self, x: Tensor) -> Tensor:
+        """The mean of the copies of the residual stream that hyper-connections have; else x."""
+        return x if self.arm.block_options.streams is None else x.mean(-2)
 
     def _core_input(self, h: Tensor | None, e: Tensor) -> Tensor:
         """Input of the next core pass; the caller keeps no reference to it, so it can be freed early."""

@@ -74,12 +74,13 @@ def block_cost(arm: Arm, shape: Shape) -> BlockCost:
     attention = 2 * width**2 + 2 * width * options.heads(shape) * shape.head_dim
     mlp = (3 if options.activation == "swiglu" else 2) * width * options.mlp_width(shape)
     keys = round(12 * width * options.visible_keys(shape.context))
+    vectors = options.connection_weights
     if options.experts is None:
-        return BlockCost(attention + mlp, attention + mlp, keys)
+        return BlockCost(attention + mlp + vectors, attention + mlp, keys)
     router, idle = options.experts * width, (options.experts - options.active_experts) * mlp
     active = attention + router + (options.active_experts + options.shared_experts) * mlp
-    bias = options.experts if options.balance == "bias" else 0
-    return BlockCost(active + idle + bias, active, keys, idle)
+    vectors += options.experts if options.balance == "bias" else 0
+    return BlockCost(active + idle + vectors, active, keys, idle)
 
 
 def head_parameters(shape: Shape) -> int:

@@ -73,6 +73,7 @@ def training_memory(
     operators = (passes - 1) * (planned.arm.core_boundary == "norm+inject")
     operators += planned.arm.coda_boundary == "norm+inject"
     stream_bytes = 4 if (options or ModelOptions()).residual_stream == "fp32" else 2
+    stream_bytes *= planned.arm.block_options.streams or 1
     held = StateMemory(
         state=(8 + matrix_bytes) * blocks + (8 + STATE_BYTES["adamw"]) * embedding_and_head,
         compute_weights=2 * (blocks + embedding_and_head),
@@ -97,14 +98,19 @@ def saved_by_block(arm: Arm, shape: Shape) -> float:
 
     Two normed inputs, the queries and the attention output are a width each; keys and values have their
     heads, the MLP its input to the activation (and its output, in small networks). Experts also keep their
-    inputs and outputs, once per expert that a token uses.
+    inputs and outputs, once per expert that a token uses; hyper-connections the copies of the residual
+    stream, in fp32, and what is read of them.
     """
     options, width = arm.block_options, shape.width
     saved = 4 * width + 2 * options.heads(shape) * shape.head_dim
     used = 1 if options.experts is None else options.active_experts + options.shared_experts
     hidden = used * options.mlp_width(shape)
     saved += ((2 if options.activation == "swiglu" else 1) + (hidden <= KEEP_ACTIVATION_MAX_WIDTH)) * hidden
-    return saved if options.experts is None else saved + 2 * options.active_experts * width
+    if options.experts is not None:
+        saved += 2 * options.active_experts * width
+    if options.streams is not None:
+        saved += 2 * (1 if options.parallel else 2) * (options.streams + 1) * width
+    return saved
 
 
 def automatic_micro_batch(rows: int, context: int, limit: int | None = None, *, gpu: bool = True) -> int:

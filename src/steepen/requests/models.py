@@ -127,8 +127,14 @@ class Export(Request[Written]):
         from steepen.inference.export import export as export_run
 
         checkpoint = _opened(self.checkpoint, self.runs)
-        options = {"data_license": self.data_license, "include_code": self.include_code}
-        return Written(export_run(checkpoint, self.out, self.to, **options))
+        written = export_run(
+            checkpoint,
+            self.out,
+            self.to,
+            data_license=self.data_license,
+            include_code=self.include_code,
+        )
+        return Written(written)
 
 
 export = function(Export)
