@@ -27,8 +27,7 @@ from steepen.data import Dataset
 from steepen.data.sources.custom_source import custom_source
 from steepen.data.sources.source import Source
 from steepen.errors import UsageError
-from steepen.launch.base import LaunchContext
-from steepen.launch.registry import LAUNCHERS, find_launcher
+from steepen.launch.base import LAUNCHERS, LaunchContext, find_launcher
 from steepen.model.arm import OWN_CODE, Arm
 from steepen.model.arms import find_arm
 from steepen.model.block import TransformerBlock, find_block

@@ -26,9 +26,8 @@ from steepen.distributed.environment import first_host, process_environment
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.core.bundle import Bundle
 from steepen.evaluation.evaluate_many import choose_part
-from steepen.launch.budget import MAX_FLOPS, MAX_SECONDS, Budget
-from steepen.launch.gpus_per_run import MAX_GPUS, GpusPerRun
-from steepen.launch.registry import _parse_option as parse_launcher_option
+from steepen.launch.base import _parse_option as parse_launcher_option
+from steepen.launch.cost_estimate import MAX_FLOPS, MAX_GPUS, MAX_SECONDS, Budget, GpusPerRun
 from steepen.laws.read_table import read_table
 from steepen.laws.registered_forecasts import read_registered
 from steepen.laws.table import table_from

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steepen.errors import UsageError
-from steepen.launch.budget import Budget
+from steepen.launch.cost_estimate import Budget
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,9 @@ import pytest
 
 from steepen.data import Dataset
 from steepen.data.prepare import PrepareRequest, prepare
-from steepen.launch.base import LaunchContext, Outcome
-from steepen.launch.gpus_per_run import GpusPerRun
+from steepen.launch.base import LaunchContext, Outcome, make_launcher
+from steepen.launch.cost_estimate import GpusPerRun
 from steepen.launch.ray import RayLauncher
-from steepen.launch.registry import make_launcher
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunDirectory, RunStore
 

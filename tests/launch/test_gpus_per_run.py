@@ -12,8 +12,7 @@ import pytest
 from steepen.errors import SteepenError, UsageError
 from steepen.launch import local as local_module
 from steepen.launch.base import LaunchContext
-from steepen.launch.cost_estimate import START_SECONDS, Speed
-from steepen.launch.gpus_per_run import GpusPerRun
+from steepen.launch.cost_estimate import START_SECONDS, GpusPerRun, Speed
 from steepen.launch.local import LocalLauncher
 from steepen.launch.worker import Attempt, Task
 from steepen.model.arms import find_arm

@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 
 from local_slurm import local_slurm, missing
-from steepen.launch.base import LaunchContext
-from steepen.launch.registry import make_launcher
+from steepen.launch.base import LaunchContext, make_launcher
 from steepen.launch.worker import python_path
 from steepen.runs.spec import RunSpec
 from steepen.utils.json_io import write_json
@@ -128,7 +127,7 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from steepen.launch.base import LaunchContext
-from steepen.launch.registry import make_launcher
+from steepen.launch.base import make_launcher
 from steepen.runs.spec import read_spec
 from steepen.runs.store import RunStore
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from steepen.errors import UsageError
-from steepen.launch.base import LaunchContext
-from steepen.launch.registry import make_launcher
+from steepen.launch.base import LaunchContext, make_launcher
 from steepen.runs.spec import RunSpec
 
 Spec = Callable[..., RunSpec]

@@ -17,7 +17,7 @@ import submitit
 
 from steepen.errors import SteepenError
 from steepen.launch.base import Job, LaunchContext
-from steepen.launch.gpus_per_run import GpusPerRun
+from steepen.launch.cost_estimate import GpusPerRun
 from steepen.launch.slurm import SlurmJob, SlurmLauncher
 from steepen.runs.spec import RunSpec
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from steepen.launch.batch_progress import BatchProgress
-from steepen.launch.budget import Budget, BudgetReached
-from steepen.launch.cost_estimate import Speed
+from steepen.launch.cost_estimate import Budget, BudgetReached, Speed
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunDirectory, RunStore
 from steepen.studies.driver.drive import drive

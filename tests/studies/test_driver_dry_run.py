@@ -11,8 +11,7 @@ import pytest
 
 import steepen
 from steepen.errors import UsageError
-from steepen.launch.cost_estimate import ASSUMED_CPU_FLOPS, Speed
-from steepen.launch.gpus_per_run import GpusPerRun
+from steepen.launch.cost_estimate import ASSUMED_CPU_FLOPS, GpusPerRun, Speed
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunStore
 from steepen.studies.driver.drive import drive

@@ -11,7 +11,7 @@ import pytest
 
 from steepen.errors import UsageError
 from steepen.launch.batch_progress import BatchProgress
-from steepen.launch.budget import Budget, BudgetReached
+from steepen.launch.cost_estimate import Budget, BudgetReached
 from steepen.requests.app import main
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunStore

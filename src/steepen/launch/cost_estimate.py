@@ -1,19 +1,100 @@
-"""Cost of runs before they start: exact FLOPs, and time from measured or assumed speed."""
+"""What runs cost before they start: GPUs, exact FLOPs, time from measured or assumed speed; and a limit on it.
+
+`GpusPerRun` says how many GPUs a run gets, `Speed` how long it takes there, and `Budget` admits runs, in
+order, as long as their FLOPs or seconds fit into what one command may spend.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 import platform
+import re
 import statistics
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from steepen.launch.gpus_per_run import GpusPerRun
-from steepen.recipe.hardware import ACCELERATORS, find_accelerator
+from steepen.errors import SteepenError, UsageError, shorten
+from steepen.recipe.hardware import ACCELERATORS, Accelerator, find_accelerator
+from steepen.recipe.memory import largest_micro_batch
+from steepen.recipe.recipe import PlannedRun
+from steepen.recipe.sharding import SHARDS, Shard
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunDirectory
+from steepen.utils.formatting import format_duration
 from steepen.utils.validate import is_whole
+
+MAX_HOURS = 24.0  # `auto` takes more GPUs for a run that would train for longer
+MFU = 0.4  # assumed for that
+MAX_GPUS = 1024
+
+
+@dataclass(frozen=True)
+class GpusPerRun:
+    """A number of GPUs, or "auto" for the fewest that suffice: powers of two that divide the batch."""
+
+    count: int | Literal["auto"] = 1
+    gpu: Accelerator | None = None  # whose memory and speed `auto` assumes; None: an H100
+    shard: Shard = "optimizer"  # what several GPUs divide among them
+
+    @staticmethod
+    def parse(text: str, gpu: str | None = None, shard: str = "optimizer") -> GpusPerRun:
+        """From the options --gpus-per-run, --gpu and --shard."""
+        if shard not in SHARDS:
+            raise UsageError(f"`shard` = {shorten(shard)!r} is not known: use optimizer or full.")
+        found = None if gpu is None else find_accelerator(gpu)
+        if text == "auto":
+            return GpusPerRun("auto", found, shard)
+        if not (text.isdecimal() and len(text) < 10 and 1 <= int(text) <= MAX_GPUS):
+            raise UsageError(
+                f"`gpus_per_run` = {shorten(text)!r} is not valid: give a number from 1 to {MAX_GPUS:,}, "
+                "or auto."
+            )
+        return GpusPerRun(int(text), found, shard)
+
+    @property
+    def single(self) -> bool:
+        """Whether every run has one GPU."""
+        return self.count == 1
+
+    def of(self, spec: RunSpec) -> int:
+        """GPUs for a run; raises SteepenError if no number suffices."""
+        if self.count != "auto":
+            if spec.batch_sequences % self.count:
+                raise UsageError(
+                    f"`gpus_per_run` = {self.count} is not possible: a batch of {spec.batch_sequences:,} "
+                    "sequences cannot be divided evenly."
+                )
+            return self.count
+        return _fewest(spec, self.gpu or find_accelerator("h100"), self.shard)
+
+
+@functools.lru_cache(maxsize=4096)  # asked again whenever a launcher or its display looks at what waits
+def _fewest(spec: RunSpec, gpu: Accelerator, shard: Shard) -> int:
+    """The fewest GPUs on which a run fits in memory and time."""
+    planned = PlannedRun(
+        spec.arm, spec.shape, spec.schedule, None, spec.hyperparameters, spec.batch_tokens, spec.steps
+    )
+    for recompute in (False, True):  # more GPUs cost less than computing blocks again in the backward
+        how: dict[str, Any] = {"shard": shard, "optimizer": spec.optimizer, "options": spec.options}
+        gpus, fits = 1, 0
+        while gpus <= min(MAX_GPUS, spec.batch_sequences) and spec.batch_sequences % gpus == 0:
+            if largest_micro_batch(planned, gpus, gpu, recompute=recompute, **how) >= 1:
+                fits = gpus
+                if expected_flops(spec) / (gpus * gpu.peak_flops * MFU) <= 3600 * MAX_HOURS:
+                    return gpus
+            gpus *= 2
+        if fits:  # too long on any number of GPUs: as many as the batch allows
+            return fits
+    other = "`shard` full, " if shard == "optimizer" else ""
+    raise SteepenError(
+        f"{spec.arm.name} d{spec.shape.depth} does not fit on any number of {gpu.name} GPUs by the "
+        f"planner; use {other}`gpu` with more memory, or give `gpus_per_run` a number."
+    )
+
 
 ASSUMED_CPU_FLOPS = 1e10  # per second and process; used until a run has been measured
 ASSUMED_MFU = 0.4  # fraction of a GPU's peak; used until a run has been measured
@@ -158,3 +239,73 @@ def makespan(seconds: Sequence[float], slots: int) -> float:
         first = min(range(len(ends)), key=ends.__getitem__)
         ends[first] += duration
     return max(ends)
+
+
+MAX_FLOPS = 1e40
+MAX_SECONDS = 36_500 * 86_400.0
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class BudgetReached(SteepenError):
+    """Some runs do not fit into the budget; those that were started have finished."""
+
+    exit_code = 3
+    resumable = True
+
+
+@dataclass
+class Budget:
+    """A limit on the FLOPs of the runs admitted so far, or on the time since construction."""
+
+    flops: float | None = None
+    seconds: float | None = None
+    spent: float = 0.0
+    started: float = field(default_factory=time.monotonic)
+
+    @staticmethod
+    def parse(text: str) -> Budget:
+        """Parse FLOPs (`1e15`) or time (`90s`, `30m`, `2h`, `1d`, `1h30m`)."""
+        compact = text.strip().lower().replace(" ", "")
+        if re.fullmatch(r"(\d+(\.\d+)?[smhd])+", compact):
+            parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", compact)
+            seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+            if 0 < seconds <= MAX_SECONDS:
+                return Budget(seconds=seconds)
+        try:
+            value = float(compact.removesuffix("flops"))
+        except ValueError:
+            value = math.nan
+        if not 0 < value <= MAX_FLOPS:
+            raise UsageError(
+                f"`budget` = {shorten(text)!r} is not valid: give FLOPs (1e15, at most 1e40) or time "
+                "(90s, 30m, 2h, 1h30m, at most 36500d)."
+            )
+        return Budget(flops=value)
+
+    def admits(self, flops: float, seconds: float) -> bool:
+        """Whether a run of this cost fits; if so, count it as spent."""
+        if self.flops is not None and self.spent + flops > self.flops:
+            return False
+        if self.seconds is not None and time.monotonic() - self.started + seconds > self.seconds:
+            return False
+        self.spent += flops
+        return True
+
+    def fits_fresh_budget(self, flops: float, seconds: float) -> bool:
+        """Whether the same budget, given to a new command, would admit a run of this cost."""
+        if self.spent == 0:  # it admitted nothing; a new one would not either
+            return False
+        return flops <= (self.flops or math.inf) and seconds <= (self.seconds or math.inf)
+
+    def smallest_sufficient(self, flops: float, seconds: float) -> str:
+        """The smallest budget of this kind that admits a run of this cost, rounded up."""
+        if self.flops is not None:
+            size = 10.0 ** (math.floor(math.log10(flops)) - 2)
+            return f"{math.ceil(flops / size) * size:.3g} FLOPs"
+        unit = 1 if seconds < 3600 else 60 if seconds < 86400 else 3600  # format_duration's resolution
+        return format_duration((math.floor(seconds / unit) + 1) * unit)
+
+    def __str__(self) -> str:
+        if self.flops is not None:
+            return f"{self.flops:.3g} FLOPs"
+        return format_duration(self.seconds or 0.0)

@@ -28,7 +28,7 @@ from steepen.laws.verdict.multipliers import interpolated_multipliers
 from steepen.reproduction.paper_studies import DECAY, PaperStudies
 from steepen.reproduction.replay import our_knob
 from steepen.reproduction.tables import Row, table
-from steepen.studies.grids import SWEEPS
+from steepen.studies.preset import SWEEPS
 from steepen.studies.stages.chain_tuning import replay_chain
 from steepen.utils.rows import Rows
 

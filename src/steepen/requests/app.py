@@ -18,8 +18,8 @@ from steepen.errors import INTERNAL, UsageError, failure_of
 from steepen.requests.command import command_function, shorten_types
 from steepen.requests.registry import VERBS, Verb, find_verb
 from steepen.requests.request import Argument, Field, fields_of
+from steepen.utils.formatting import printable_output
 from steepen.utils.imports import code_from
-from steepen.utils.printable_stream import printable_output
 from steepen.utils.values import metavar
 
 # OpenBLAS and torch were seen to wait forever with up to 1.5 GB, where a limit left no room for a thread.

@@ -57,7 +57,7 @@ class BestPasses(Request[BestPassesResult]):
     def run(self) -> BestPassesResult:
         """K* of each family at each number of tokens per parameter."""
         from steepen.recipe.passes_law import TIED_PASSES, UNTIED_PASSES
-        from steepen.studies.design.passes_laws import laws_of_study
+        from steepen.studies.design.passes import laws_of_study
 
         laws = (TIED_PASSES, UNTIED_PASSES) if self.study is None else laws_of_study(self.study, self.studies)
         wanted = [law for law in laws if self.family == "both" or law.tied == (self.family == "tied")]

@@ -205,8 +205,7 @@ def evaluate_runs(
     from steepen.data import Dataset
     from steepen.evaluation.evaluate_many import TimeLeft, evaluate_many, find_waiting_runs, finish_run
     from steepen.evaluation.evaluate_run import Evaluation
-    from steepen.launch.base import LauncherBase
-    from steepen.launch.registry import find_launcher, make_launcher
+    from steepen.launch.base import LauncherBase, find_launcher, make_launcher
     from steepen.runs.store import RunStore
 
     def report(text: str) -> None:

@@ -14,9 +14,7 @@ from steepen.utils.codec import Option, Range
 
 if TYPE_CHECKING:
     from steepen.launch.base import Launcher
-    from steepen.launch.budget import Budget
-    from steepen.launch.cost_estimate import Speed
-    from steepen.launch.gpus_per_run import GpusPerRun
+    from steepen.launch.cost_estimate import Budget, GpusPerRun, Speed
     from steepen.runs.store import RunStore
 
 # Panels of --help.
@@ -134,13 +132,13 @@ class Launching(UsesLauncher):
 
     def limit(self) -> Budget | None:
         """What this command may spend; it counts from now."""
-        from steepen.launch.budget import Budget
+        from steepen.launch.cost_estimate import Budget
 
         return None if self.budget is None else Budget.parse(self.budget)
 
     def gpus(self) -> GpusPerRun:
         """GPUs of each run; raises UsageError for an unknown GPU."""
-        from steepen.launch.gpus_per_run import GpusPerRun
+        from steepen.launch.cost_estimate import GpusPerRun
         from steepen.recipe.hardware import find_accelerator
 
         found = None if self.gpu is None else find_accelerator(self.gpu)
@@ -151,8 +149,7 @@ class Launching(UsesLauncher):
 
         Every attempt at a run is the request `train` with these fields.
         """
-        from steepen.launch.base import LaunchContext
-        from steepen.launch.registry import make_launcher
+        from steepen.launch.base import LaunchContext, make_launcher
 
         fields = ("device", "shard", "track", "sample_every", "sample_prompt")
         options = {name: getattr(self, name) for name in fields}

@@ -81,7 +81,7 @@ class Generate(Request[GeneratedTexts]):
         """Print the text of a single prompt while it is generated."""
         if as_json or len(self.prompt) > 1:
             return self.run()
-        from steepen.utils.printable_stream import unwrapped
+        from steepen.utils.formatting import unwrapped
 
         # A terminal gets printable text only; a file or pipe gets the text as it is.
         out = sys.stdout if sys.stdout.isatty() else unwrapped(sys.stdout)

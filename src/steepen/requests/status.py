@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from steepen.errors import UsageError
 from steepen.requests.request import Argument, Option, Request, function
 from steepen.utils.codec import Range
-from steepen.utils.printable_stream import unwrapped
+from steepen.utils.formatting import unwrapped
 
 if TYPE_CHECKING:
     from steepen.results.status import Status as Progress

@@ -27,9 +27,9 @@ from steepen.errors import Failure, failure_of
 from steepen.launch.worker import PARENT_PID_VARIABLE
 from steepen.utils.codec import to_builtins
 from steepen.utils.files import open_without_links
+from steepen.utils.formatting import printable_output
 from steepen.utils.imports import code_from
 from steepen.utils.json_io import read_json, to_json
-from steepen.utils.printable_stream import printable_output
 
 _PR_SET_PDEATHSIG = 1
 Run = Callable[[dict[str, Any]], Any]

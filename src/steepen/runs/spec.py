@@ -30,8 +30,8 @@ from steepen.recipe.hyperparameters import Hyperparameters, full_name
 from steepen.recipe.recipe import PlannedRun
 from steepen.utils.codec import from_builtins, to_builtins
 from steepen.utils.files import read_text
+from steepen.utils.imports import source_digest
 from steepen.utils.json_io import canonical_json
-from steepen.utils.source_digest import source_digest
 from steepen.utils.validate import require, require_count, require_positive
 from steepen.utils.yaml_io import load_yaml
 

@@ -10,8 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from steepen.utils.formatting import printable
-from steepen.utils.printable_stream import unwrapped
+from steepen.utils.formatting import printable, unwrapped
 
 MANY_ROWS = 500  # of a table, from which rich (0.5 ms a row) gives way to `plain_table`
 

@@ -1,14 +1,16 @@
-"""Numbers, counts, FLOPs and durations as text; one format for tables, axes, progress and sentences."""
+"""Numbers, counts, FLOPs and durations as text, in one format; and text without control characters."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import re
 import shutil
+import sys
 import textwrap
-from collections.abc import Sequence
-from typing import Any, TextIO, TypeGuard
+from collections.abc import Generator, Sequence
+from typing import IO, Any, TextIO, TypeGuard
 
 MISSING = "–"
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -196,3 +198,38 @@ def format_change(first: object, last: object) -> str:
 def format_passes(passes: Sequence[int]) -> str:
     """Core passes of a stage: "2", or "1..8" where they are drawn."""
     return str(passes[0]) if len(passes) == 1 else f"{min(passes)}..{max(passes)}"
+
+
+class PrintableStream:
+    """A text stream that replaces control characters in what is written to it."""
+
+    def __init__(self, stream: Any, keep: str = "") -> None:
+        self.rich_proxied_file = stream  # rich writes to the stream of this name
+        self._keep = keep
+
+    def write(self, text: str) -> int:
+        """Write printable text; returns its length."""
+        return self.rich_proxied_file.write(printable(text, self._keep))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rich_proxied_file, name)
+
+
+def unwrapped(stream: IO[str]) -> IO[str]:
+    """The stream behind `PrintableStream` and rich's own proxies, for control sequences of steepen itself."""
+    while (inner := getattr(stream, "rich_proxied_file", None)) is not None:
+        stream = inner
+    return stream
+
+
+@contextlib.contextmanager
+def printable_output() -> Generator[None]:
+    """Let only printable text reach standard output and standard error, whoever prints it."""
+    before = sys.stdout, sys.stderr
+    # Progress bars of other libraries go to standard error and return to the start of the line.
+    streams: Any = PrintableStream(sys.stdout), PrintableStream(sys.stderr, keep="\r")
+    sys.stdout, sys.stderr = streams
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before

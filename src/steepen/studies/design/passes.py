@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
+from steepen.errors import UsageError
 from steepen.laws.fits.drift import Drift
 from steepen.laws.fits.isoflop import PowerLawFit, fit_power_law
 from steepen.model.arms import family_arm, find_arm
 from steepen.recipe.flops import compute_active_parameters
 from steepen.recipe.hyperparameters import paper_code
-from steepen.studies.answer import Axis, Draft, Panel, Series, Study, StudyFit, Work
+from steepen.recipe.passes_law import PassesLaw
+from steepen.studies.answer import Answer, Axis, Draft, Panel, Series, Study, StudyFit, Work
 from steepen.studies.cells import Cells, Plan, measure, plan_grid, run_concurrently, table, table_of
 from steepen.studies.context import StudyContext
 from steepen.studies.design.pass_families import (
@@ -24,6 +27,7 @@ from steepen.studies.design.pass_families import (
     slice_table,
     slice_values,
 )
+from steepen.studies.driver.journal import Journal, find_study_folder
 from steepen.studies.plotting import line, points, sweep_curves
 from steepen.studies.registry import choose_parts
 from steepen.studies.sweeps import Optima, Optimum, find_optima, fit_drift_over, law_values
@@ -288,3 +292,20 @@ def _drift_rows(drifts: Drifts) -> list[dict[str, Any]]:
         for law in (law_values(drift.law),)
         for vertex in drift.vertices
     ]  # fmt: skip
+
+
+def laws_of_study(study: str, studies: Path) -> tuple[PassesLaw, ...]:
+    """The expansion laws of a study, tied and untied; raises UsageError if it has none."""
+    entry = Journal.read(find_study_folder(study, studies)).entry
+    answer = None if entry.answer is None else Answer.from_dict(entry.answer)
+    found = [
+        PassesLaw(one.arm == "tied", one.fit.coefficient, one.fit.exponent)
+        for one in (answer.fits if answer is not None else ())
+        if one.quantity == "expansion" and isinstance(one.fit, PowerLawFit)
+    ]
+    if not found:
+        raise UsageError(
+            f"the study {study} has no law of the best number of passes: it needs a finished "
+            "`steepen study passes --part anchor` with optima inside its sweeps."
+        )
+    return tuple(found)

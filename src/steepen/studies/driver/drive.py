@@ -23,8 +23,7 @@ from typing import Any, TypeVar
 from steepen.errors import SteepenError
 from steepen.launch.base import Failure, Launcher, Outcome
 from steepen.launch.batch_progress import BatchProgress
-from steepen.launch.budget import Budget, BudgetReached
-from steepen.launch.cost_estimate import remaining_flops
+from steepen.launch.cost_estimate import Budget, BudgetReached, remaining_flops
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore

@@ -14,8 +14,8 @@ from steepen.recipe.paper_tables import INITIAL
 from steepen.studies.answer import Answer, Axis, Draft, Panel, Series, Study, Table, Work
 from steepen.studies.cells import Cell, Cells, Plan, Row, measure, run_concurrently, table, table_of
 from steepen.studies.context import Arms, StudyContext, find_arms, starting_arm
-from steepen.studies.grids import ChainGrid
 from steepen.studies.plotting import line, points
+from steepen.studies.preset import ChainGrid
 from steepen.utils.rows import Rows
 
 SECTION = "Appendix A.4.1, Stage 1: Tune a Base Model"

@@ -14,8 +14,7 @@ from steepen.studies.answer import Answer, Draft, Study, Table, Work
 from steepen.studies.context import Arms, StudyContext, find_one_arm, starting_arm
 from steepen.studies.stages.chain_tuning import chain_answer, tune_arms
 from steepen.studies.stages.growth_fraction import MIN_RHO, adopted, growth_fraction
-from steepen.studies.stages.lr_rule import inherited_recipe, sweep_arms
-from steepen.studies.stages.lr_rule_report import LearningRateRule, lr_rule_answer
+from steepen.studies.stages.lr_rule import LearningRateRule, inherited_recipe, lr_rule_answer, sweep_arms
 from steepen.studies.stages.tpp import tpp
 from steepen.utils.codec import to_builtins
 from steepen.utils.json_io import json_safe

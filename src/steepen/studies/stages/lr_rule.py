@@ -1,33 +1,39 @@
 """Stage 4: how the learning rate must change with size, and whether anything else must.
 
 Each arm is swept around its constant recipe; the drift of the best learning rate, to one decimal, is its
-rule, and the sweeps are repeated around the scaled recipe. `lr_rule_report.py` makes the answer.
+rule, and the sweeps are repeated around the scaled recipe.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
 from steepen.laws.fits.drift import Drift
+from steepen.laws.fits.isoflop import PowerLawFit
 from steepen.model.arm import Arm
+from steepen.recipe.hyperparameters import paper_code, with_paper_code
 from steepen.recipe.recipe import Recipe
-from steepen.studies.answer import Study, Work
-from steepen.studies.cells import Plan, measure, run_concurrently
+from steepen.studies.answer import Answer, Axis, Draft, Panel, Series, Study, StudyFit, Table, Work
+from steepen.studies.cells import Cells, Plan, measure, run_concurrently, table_of
 from steepen.studies.context import Arms, StudyContext, find_arms, starting_arm
-from steepen.studies.grids import SWEPT
+from steepen.studies.plotting import (
+    censored_points,
+    family_curve,
+    joined,
+    line,
+    optimum_star,
+    parabola_or_segments,
+    points,
+)
+from steepen.studies.preset import SWEPT
 from steepen.studies.registry import choose_parts
 from steepen.studies.stages.chain_tuning import DISCRETE
-from steepen.studies.stages.lr_rule_report import (
-    HyperparameterSweeps,
-    LearningRateRule,
-    RecipeKind,
-    lr_rule_answer,
-)
-from steepen.studies.sweeps import fit_drift_over
+from steepen.studies.sweeps import fit_drift_over, law_values
 
 # Schedule and Adam settings have listed values (those of chain tuning) instead of multiples.
 LISTED: dict[str, tuple[float, ...]] = {
@@ -168,3 +174,293 @@ def swept_values(name: str, base: float, multiples: Sequence[float]) -> list[tup
         return [(value, value) for value in values]
     # A base value of zero has no multiples.
     return [(multiple, base * multiple) for multiple in sorted(multiples) if base or multiple == 1.0]
+
+
+SECTION = "Appendix A.4.4, Stage 4: Fit the Learning-Rate Rule"
+RecipeKind = Literal["constant", "scaled", "screen"]  # learning rate constant over sizes, or by the rule
+
+
+@dataclass(frozen=True)
+class HyperparameterSweeps:
+    """All slices of one arm under one recipe; cells vary by `name`, `depth` and `multiple` of the base."""
+
+    arm: str
+    kind: RecipeKind
+    recipe: str  # the kind in words: "constant", "+GLR (β = −0.6)"
+    cells: Cells
+    drifts: dict[str, Drift]
+    listed: tuple[str, ...] = ()  # hyperparameters swept over listed values, not multiples of the base
+
+    @property
+    def names(self) -> list[str]:
+        """The hyperparameters, in the order of their sweeps."""
+        return list(dict.fromkeys(self.cells.column("name")))
+
+    @property
+    def base(self) -> Cells:
+        """The runs at the base values, one for each depth."""
+        return self.cells.where(name=self.names[0], multiple=1.0)
+
+    @property
+    def rate_law(self) -> PowerLawFit | None:
+        """The drift of the best learning rate; None where too few sizes have an optimum."""
+        drift = self.drifts.get("learning_rate")
+        return None if drift is None else drift.law
+
+
+@dataclass(frozen=True)
+class LearningRateRule:
+    """The rule lr(N) = anchor·(N/N_base)^exponent to use for an arm.
+
+    A growing arm's exponent is the one of the arm it starts as (`inherited`) plus the measured drift around
+    it, to one decimal, and its anchor is fitted again; `anchor` is None if the recipe's stays.
+    """
+
+    exponent: float
+    anchor: float | None = None
+    inherited: float | None = None
+
+
+def lr_rule_answer(
+    context: StudyContext, swept: Sequence[HyperparameterSweeps], rules: dict[str, LearningRateRule]
+) -> Answer:
+    """The answer of the learning-rate study; `rules` are those to use, by arm."""
+    fitted = [one for one in swept if one.kind != "screen"]
+    depths = context.preset.grids.lr_rule.depths
+    draft = Draft(
+        findings=[
+            _sentence(arm, rule, [one for one in fitted if one.arm == arm]) for arm, rule in rules.items()
+        ],
+        values={
+            "rules": {
+                arm: {
+                    "learning_rate_exponent": rule.exponent,
+                    "learning_rate_base": rule.anchor,
+                    "inherited_exponent": rule.inherited,
+                }
+                for arm, rule in rules.items()
+            },
+            "drift": [_values(one) for one in swept],
+        },
+        fits=[
+            StudyFit(drift, name, "stored parameters", one.arm, one.recipe)
+            for one in swept
+            for name, drift in one.drifts.items()
+        ],
+        panels=[*_sweep_panels(swept), *(_drift_panel(one, one.rate_law) for one in swept if one.rate_law)],
+        tables=[_drift_table(swept), _comparison(swept)],
+        warnings=[warning for one in fitted for warning in _warnings(one)],
+        method=[
+            f"Compute-optimal runs at depths {', '.join(map(str, depths))}; one hyperparameter at a time at "
+            "multiples of its base value.",
+            "β regresses the log optima on log initial stored parameters, with Student t intervals: with "
+            "three sizes there is one degree of freedom, and three standard errors are p = 0.2.",
+            "Regret is the mean loss at 0.5× and 2× the base value minus the loss at the base; range is the "
+            "whole span of the slice; both at the largest size.",
+        ],
+        runs=[run for one in swept for run in one.cells.column("run")],
+    )
+    draft.findings += [_screened(one) for one in swept if one.kind == "screen"]
+    question = "How must the learning rate change with model size, and must anything else?"
+    return draft.answer("lr-rule", question, SECTION)
+
+
+def _warnings(one: HyperparameterSweeps) -> list[str]:
+    censored = {name: sum(v.censored for v in drift.vertices) for name, drift in one.drifts.items()}
+    return [
+        f"{one.arm}, {one.recipe}: {out} of {len(one.drifts[name].vertices)} optima of {name} lie outside "
+        "their sweeps and take no part in the drift"
+        for name, out in censored.items()
+        if out
+    ]
+
+
+def _sentence(arm: str, rule: LearningRateRule, own: Sequence[HyperparameterSweeps]) -> str:
+    law = own[0].rate_law
+    if law is None:
+        return f"{arm}: too few learning-rate optima lie inside their sweeps for a rule; the recipe's stays."
+    if own[0].kind != "constant":
+        anchor = "" if rule.anchor is None else f" with {rule.anchor:.2g} at the base size"
+        return (
+            f"{arm}: GLR(N) ∝ N^{rule.exponent:+.1f}{anchor}: the inherited rule (β = {rule.inherited:+.1f}) "
+            f"plus the drift of the optimum around it, {_exponent(law)}."
+        )
+    gain = "".join(_gain(own[0], scaled) for scaled in own[1:])
+    return f"{arm}: GLR(N) ∝ N^{rule.exponent:+.1f} (fitted {_exponent(law)}){gain}."
+
+
+def _gain(constant: HyperparameterSweeps, scaled: HyperparameterSweeps) -> str:
+    """What scaling the rate changes at the largest size with both runs, and the drift that is left."""
+    gain = ""
+    before, after = (
+        {cell["depth"]: cell.loss for cell in one.base.having("loss")} for one in (constant, scaled)
+    )
+    if both := before.keys() & after.keys():
+        top = max(both)
+        more = after[top] - before[top]
+        gain = f"; at d{top} the scaled rate changes the loss by {more:+.4f} against the constant one"
+    if scaled.rate_law is not None:
+        gain += f", and around it the optimum still drifts with exponent {_exponent(scaled.rate_law)}"
+    return gain
+
+
+def _exponent(law: PowerLawFit) -> str:
+    """An exponent with what is known of its error; two sizes give a line and no error."""
+    if law.degrees_of_freedom < 1:
+        return f"{law.exponent:+.2f} from two sizes alone, so without an error"
+    return f"{law.exponent:+.2f} ± {law.standard_error:.2f}, p = {law.p_value:.2g}"
+
+
+def _screened(one: HyperparameterSweeps) -> str:
+    spans = {name: drift.span or 0.0 for name, drift in one.drifts.items()}
+    top = max(one.cells.column("depth"))
+    for name in one.listed:  # at the largest size, as for the others
+        losses = one.cells.where(name=name, depth=top).having("loss").column("loss")
+        if len(losses) > 1:
+            spans[name] = max(losses) - min(losses)
+    ranked = sorted(((span, name) for name, span in spans.items()), reverse=True)
+    if not ranked:
+        return f"{one.arm}, screened: too few runs finished for a single sweep."
+    words = ", ".join(f"{name} {span:.4f}" for span, name in ranked[:4])
+    return f"{one.arm}, screened: the widest loss ranges are {words}."
+
+
+def _values(one: HyperparameterSweeps) -> dict[str, Any]:
+    return {
+        "arm": one.arm,
+        "recipe": one.recipe,
+        "centres": {cell["depth"]: cell.loss for cell in one.base},
+        "hyperparameters": {
+            name: {
+                "exponent": drift.law and drift.law.exponent,
+                "error": drift.law and drift.law.standard_error,
+                "interval": drift.law and drift.law.interval,
+                "p_value": drift.law and drift.law.p_value,
+                "regret": drift.regret,
+                "range": drift.span,
+                "optima": [[v.budget, v.x, v.interior] for v in drift.vertices],
+            }
+            for name, drift in one.drifts.items()
+        },
+    }
+
+
+def _drift_table(swept: Sequence[HyperparameterSweeps]) -> Table:
+    rows: list[dict[str, Any]] = []
+    for one in swept:
+        for name, drift in one.drifts.items():
+            law = law_values(drift.law)
+            rows.append({
+                "arm": one.arm, "recipe": one.recipe, "hyperparameter": with_paper_code(name),
+                "β": law["exponent"], "SE": law["error"], "p": law["p"],
+                "|β| ≥ 3 SE": drift.exceeds_three_standard_errors, "regret ×10³": _thousandths(drift.regret),
+                "range ×10³": _thousandths(drift.span),
+                "interior optima": sum(v.interior for v in drift.vertices),
+            })  # fmt: skip
+    caption = (
+        "Under a constant recipe the optimum scales as N^β; under a scaled one GLR shows the residual drift."
+    )
+    return table_of("Hyperparameter drift and sensitivity", rows, caption, arm_column=0)
+
+
+def _thousandths(value: float | None) -> float | None:
+    return None if value is None else 1e3 * value
+
+
+def _comparison(swept: Sequence[HyperparameterSweeps]) -> Table:
+    """Losses at the base values with a constant and a scaled rate, of the arms that have both."""
+    scaled = {one.arm: one.base for one in swept if one.kind == "scaled"}
+    rows = [
+        {
+            "arm": one.arm, "size": f"d{cell['depth']}", "tokens": cell.spec.tokens, "constant": cell.loss,
+            "scaled": other.loss, "gain of scaling": cell.loss - other.loss,
+        }
+        for one in swept
+        if one.kind == "constant" and one.arm in scaled
+        for cell, other in zip(one.base, scaled[one.arm], strict=True)
+    ]  # fmt: skip
+    title = "Constant against scaled learning rate"
+    return table_of(title, rows, "Losses at the base values.", arm_column=0)
+
+
+def _sweep_panels(swept: Sequence[HyperparameterSweeps]) -> list[Panel]:
+    """A figure for each arm: one panel for each hyperparameter, constant and scaled recipes together.
+
+    A screen has a figure of its own.
+    """
+    panels: list[Panel] = []
+    for arm, screen in dict.fromkeys((one.arm, one.kind == "screen") for one in swept):
+        own = [one for one in swept if one.arm == arm and (one.kind == "screen") == screen]
+        made = [_screen_panel(own[0], name) if screen else _panel(own, name) for name in own[0].names]
+        panels += [panel for panel in made if panel.series]
+    return panels
+
+
+def _screen_panel(one: HyperparameterSweeps, name: str) -> Panel:
+    words, listed = name.replace("_", " "), name in one.listed
+    code = paper_code(name)
+    return Panel(
+        f"{words} ({code})" if code else words,
+        Axis(words if listed else f"{words} (× base)", "linear" if listed and name != "adam_eps" else "log"),
+        Axis("validation loss", "log"), tuple(_curves(one, name)),
+        group=f"{one.arm}, screen: one hyperparameter at a time", columns=4,
+    )  # fmt: skip
+
+
+def _panel(own: Sequence[HyperparameterSweeps], name: str) -> Panel:
+    """Loss against one hyperparameter at every size; a constant recipe is dashed beside a scaled one."""
+    beside = len(own) > 1
+    first, words = own[0], name.replace("_", " ")
+    law = first.drifts[name].law if first.kind == "constant" and name in first.drifts else None
+    beta = "" if law is None else f", β = {law.exponent:+.2f}".replace("-", "−")
+    return Panel(
+        f"{first.arm}: {paper_code(name) or words}{beta}",
+        Axis(f"{words} (× base)", "log"),
+        Axis("validation loss", "log"),
+        tuple(series for one in own for series in _curves(one, name, beside)),
+        caption="Solid and filled: the learning rate by the rule; dashed and hollow: constant over sizes. "
+        "Stars: optima of the scaled recipe. β is the drift under the constant one."
+        if beside
+        else "",
+        group=f"{first.arm}: one hyperparameter at a time, constant and scaled recipes",
+        columns=4,
+    )
+
+
+def _curves(one: HyperparameterSweeps, name: str, beside: bool = False) -> list[Series]:
+    """The slices of one hyperparameter; `beside` those of another recipe, a constant one is dashed."""
+    found: list[Series] = []
+    dashed = beside and one.kind == "constant"
+    look: dict[str, Any] = {"note": f"{one.kind} recipe"} if beside else {}
+    drift = one.drifts.get(name)
+    vertices = {} if drift is None else {vertex.budget: vertex for vertex in drift.vertices}
+    for depth, own in one.cells.where(name=name).having("loss").by("depth").items():
+        if len(own) < 2:  # the base values alone: nothing was swept at this size
+            continue
+        label, curve = family_curve("depth", depth)
+        x, y, style = own.column("multiple"), own.column("loss"), "dashed" if dashed else "solid"
+        found.append(points(label, x, y, own.column("run"), filled=not dashed, **look, **curve))
+        vertex = vertices.get(own[0]["stored"])
+        if vertex is None:
+            found.append(joined(label, x, y, style=style, **curve))
+        else:
+            found += parabola_or_segments(label, x, y, vertex, log=True, **curve, style=style)
+            found += [] if dashed else [optimum_star(label, vertex, **curve)]
+    return found
+
+
+def _drift_panel(one: HyperparameterSweeps, law: PowerLawFit) -> Panel:
+    vertices = one.drifts["learning_rate"].vertices
+    inside = [v for v in vertices if v.interior]
+    x, y = [v.budget for v in inside], [v.x for v in inside]
+    ends = [x[0], x[-1]]
+    fitted = [law.predict(end) for end in ends]
+    series = (
+        points(one.arm, x, y, arm=one.arm),
+        *censored_points(one.arm, vertices, arm=one.arm),
+        line(one.arm, ends, fitted, arm=one.arm, role="fit", detail=f"∝ N^{law.exponent:.2f}"),
+    )
+    return Panel(
+        f"{one.arm}, {one.recipe}", Axis("stored parameters at the start", "log"),
+        Axis("best GLR (× the recipe's)", "log"), series, group="Drift of the best learning rate",
+    )  # fmt: skip
