@@ -1,4 +1,4 @@
-"""What runs cost before they start: GPUs, exact FLOPs, time from measured or assumed speed; and a limit on it.
+"""What runs cost before they start: GPUs, FLOPs, time from measured or assumed speed; and a limit on it.
 
 `GpusPerRun` says how many GPUs a run gets, `Speed` how long it takes there, and `Budget` admits runs, in
 order, as long as their FLOPs or seconds fit into what one command may spend.

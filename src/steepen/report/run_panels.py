@@ -15,7 +15,7 @@ from steepen.runs.metrics import read_metrics
 from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory
 from steepen.studies.answer import Answer, Axis, Panel, Series, StudyFit, Table
-from steepen.studies.cells import table_of
+from steepen.studies.cells import table
 
 CURVE_POINTS = 60  # means of equal numbers of steps, after the first ones
 MAX_CURVES = 8  # of an arm
@@ -117,7 +117,7 @@ def scatter_tables(answer: Answer, records: Sequence[RunRecord], titles: dict[st
             "largest residual": misses[worst], "run": worst,
         })  # fmt: skip
     caption = "In nats per token. A residual sd far above that between seeds means that the law does not fit."
-    return [table_of("Scatter about the laws", rows, caption, arm_column=0)] if rows else []
+    return [table("Scatter about the laws", rows, caption)] if rows else []
 
 
 def _title(one: StudyFit, titles: dict[str, str]) -> str:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from steepen.recipe.recipe import PlannedRun
 from steepen.results.table import Table
@@ -20,7 +20,7 @@ from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Work
 from steepen.studies.context import StudyContext
 from steepen.utils.json_io import json_safe
-from steepen.utils.rows import Rows
+from steepen.utils.rows import Named, Rows
 
 T = TypeVar("T")
 
@@ -95,23 +95,16 @@ def plan_grid(plan: Callable[..., Plan], **axes: Iterable[Any]) -> list[Plan]:
 
 
 def table(
-    title: str,
-    rows: Iterable[Row],
-    columns: Mapping[str, str],
-    caption: str = "",
-    arm_column: int | None = None,
+    title: str, rows: Sequence[Named], caption: str = "", columns: Mapping[str, str] | None = None
 ) -> Table:
-    """A table of rows: values by heading. Numbers that are not finite are empty."""
-    cells = tuple(tuple(json_safe(row[name]) for name in columns.values()) for row in rows)
-    return Table(title, tuple(columns), cells, caption, arm_column=arm_column)
+    """A table of rows; numbers that are not finite are empty.
 
-
-def table_of(
-    title: str, rows: Sequence[Mapping[str, Any]], caption: str = "", arm_column: int | None = None
-) -> Table:
-    """A table of rows that say their values by heading."""
-    cells = tuple(tuple(map(json_safe, row.values())) for row in rows)
-    return Table(title, tuple(rows[0]) if rows else (), cells, caption, arm_column=arm_column)
+    `columns` are names of values by heading; without them the rows are dicts of values by heading. A first
+    column `arm` has the names that the report colours.
+    """
+    named = columns or {heading: heading for heading in cast("Iterable[str]", rows[0] if rows else ())}
+    cells = tuple(tuple(json_safe(row[name]) for name in named.values()) for row in rows)
+    return Table(title, tuple(named), cells, caption, arm_column=0 if [*named][:1] == ["arm"] else None)
 
 
 def lead(study: Work[T], answer: Callable[[Sequence[RunSpec]], Sequence[RunRecord | None]]) -> T:

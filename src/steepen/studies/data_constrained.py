@@ -21,28 +21,11 @@ from steepen.laws.verdict.multipliers import interpolate_compute
 from steepen.model.arm import Arm
 from steepen.model.arms import family_arm, find_arm
 from steepen.runs.spec import DataConfig
+from steepen.studies import plotting as plot
 from steepen.studies.answer import Axis, Draft, Panel, Series, Study, Table
 from steepen.studies.cells import Cell, Cells, Plan, measure, table
 from steepen.studies.context import StudyContext
-from steepen.studies.design.pass_families import (
-    loss_panel,
-    matched_compute_slices,
-    operator_arm,
-    pass_ladders,
-    range_sentence,
-    slice_panel,
-    slice_table,
-    slice_values,
-)
-from steepen.studies.plotting import (
-    family_curve,
-    joined,
-    joined_curves,
-    line,
-    measured_curve,
-    optimum_star,
-    points,
-)
+from steepen.studies.design import pass_families as families
 from steepen.studies.registry import choose_parts
 from steepen.studies.sweeps import Optima, find_optima
 from steepen.utils.rows import Rows
@@ -62,12 +45,12 @@ def _untied_without_operator(count: int) -> Arm:
     return family_arm("tied-vanilla" if count == 1 else "untied-vanilla", count)
 
 
-TIED: tuple[Make, str] = partial(operator_arm, "loop"), "operator-1"
+TIED: tuple[Make, str] = partial(families.operator_arm, "loop"), "operator-1"
 # Families of the controls, and the arm whose base recipe they are trained with.
 CONTROL_FAMILIES: dict[str, tuple[Make, str]] = {
     "tied vanilla": (partial(family_arm, "tied-vanilla"), "vanilla"),
     "untied vanilla": (_untied_without_operator, "vanilla"),
-    "untied with the operator": (partial(operator_arm, "untied"), "operator-1"),
+    "untied with the operator": (partial(families.operator_arm, "untied"), "operator-1"),
 }
 
 
@@ -174,18 +157,18 @@ def _add_family(
     draft: Draft, columns: dict[str, list[tuple[Panel, ...]]], family: Family, budgets: int
 ) -> list[ComputeSlice]:
     """Add a family's slices at matched compute: a sentence, a table, values and its column of panels."""
-    slices = matched_compute_slices(family.cells, budgets, "linear")
-    draft.findings.append(range_sentence(family.title, slices))
-    loss = loss_panel(family.short, family.cells)
+    slices = families.matched_compute_slices(family.cells, budgets, "linear")
+    draft.findings.append(families.range_sentence(family.title, slices))
+    loss = families.loss_panel(family.short, family.cells)
     if family.reference:
         label = "frontier of tied passes with the operator"
-        edge = line(label, *_frontier(family.reference), role="control", style="dashed")
+        edge = plot.line(label, *_frontier(family.reference), role="control", style="dashed")
         loss = replace(loss, series=(*loss.series, edge), caption=f"Dashed: {label}.")
     gains = _gains(family.cells)
-    rows = (loss, slice_panel(family.short, slices), _gains_panel(family.short, gains))
+    rows = (loss, families.slice_panel(family.short, slices), _gains_panel(family.short, gains))
     columns.setdefault(family.group, []).append(tuple(replace(one, group=family.group) for one in rows))
-    draft.tables.append(slice_table(f"{family.title}: best passes at matched compute", slices))
-    values = {"slices": slice_values(slices), "gains": gains.dicts("depth", "passes", "difference")}
+    draft.tables.append(families.slice_table(f"{family.title}: best passes at matched compute", slices))
+    values = {"slices": families.slice_values(slices), "gains": gains.dicts("depth", "passes", "difference")}
     draft.values[family.key] = values
     return slices
 
@@ -207,16 +190,16 @@ def _gains(cells: Cells) -> Cells:
 def _gains_panel(title: str, gains: Cells) -> Panel:
     return Panel(
         title, Axis("passes K", "log"), Axis("loss − loss at K = 1"),
-        tuple(joined_curves(gains, "passes", "difference", "depth", runs=False)), (("y", 0.0, "K = 1"),),
+        tuple(plot.joined_curves(gains, "passes", "difference", "depth", runs=False)), (("y", 0.0, "K = 1"),),
         "At fixed stored depth: more passes cost more compute here.",
     )  # fmt: skip
 
 
 def _compare_control(draft: Draft, family: Family, budgets: int) -> None:
     """Add how far a control lies from tied passes with the operator, where both have a best loss."""
-    base = matched_compute_slices(family.reference, budgets, "linear")
+    base = families.matched_compute_slices(family.reference, budgets, "linear")
     at = np.array([row.budget for row in base])
-    own = slice_families(pass_ladders(family.cells), at, interpolation="linear") if base else []
+    own = slice_families(families.pass_ladders(family.cells), at, interpolation="linear") if base else []
     gaps = [
         [row.budget, row.best.loss - other.best.loss]
         for row, other in zip(own, base, strict=True)
@@ -254,7 +237,7 @@ def _grid(
     draft.tables.insert(0, _decay_table(optima))
     fixed = cells.where(decay=grid.decay)
     main = (
-        slice_panel(f"at matched compute, decay {grid.decay:g}", slices[grid.decay]),
+        families.slice_panel(f"at matched compute, decay {grid.decay:g}", slices[grid.decay]),
         _gains_panel(f"marginal gain of passes, decay {grid.decay:g}", _gains(fixed)),
         _compute_use_panel(tuned, fixed, grid.decay),
         _decay_panel(optima),
@@ -313,8 +296,8 @@ def _compare(draft: Draft, context: StudyContext, tuned: Cells, fixed: Cells) ->
 def _decay_table(optima: Optima) -> Table:
     return table(
         "Best weight decay by depth and passes", optima,
-        {"depth": "depth", "passes": "passes", "weight decay": "x", "inside": "interior", "loss": "loss"},
         "Vertices of parabolas of log loss against log weight decay; not inside: the best measured.",
+        {"depth": "depth", "passes": "passes", "weight decay": "x", "inside": "interior", "loss": "loss"},
     )  # fmt: skip
 
 
@@ -322,11 +305,11 @@ def _decay_panel(optima: Optima) -> Panel:
     series: list[Series] = []
     hollow: dict[str, Any] = {"role": "censored", "filled": False, "note": "best measured"}
     for depth, own in optima.by("depth").items():
-        label, curve = family_curve("depth", depth)
+        label, curve = plot.family_curve("depth", depth)
         for interior, look in ((True, {}), (False, hollow)):
             if some := own.where(interior=interior):
-                series.append(points(label, some.column("passes"), some.column("x"), **look, **curve))
-        series.append(line(label, own.column("passes"), own.column("x"), **curve))
+                series.append(plot.points(label, some.column("passes"), some.column("x"), **look, **curve))
+        series.append(plot.line(label, own.column("passes"), own.column("x"), **curve))
     return Panel(
         "best weight decay by depth and passes", Axis("passes K", "log"), Axis("best weight decay", "log"),
         tuple(series),
@@ -340,9 +323,9 @@ def _decay_sweeps(optima: Optima) -> list[Panel]:
     for depth, at in optima.by("depth").items():
         series: list[Series] = []
         for one in at:
-            series += joined_curves(one.cells, "decay", "loss", "passes")
-            label, curve = family_curve("passes", one["passes"])
-            series.append(optimum_star(label, one.vertex, **curve))
+            series += plot.joined_curves(one.cells, "decay", "loss", "passes")
+            label, curve = plot.family_curve("passes", one["passes"])
+            series.append(plot.optimum_star(label, one.vertex, **curve))
         panels.append(
             Panel(
                 f"d{depth}", Axis("weight decay", "log"), Axis("validation loss", "log"), tuple(series),
@@ -358,8 +341,8 @@ def depth_comparison(
 ) -> Panel:
     """KL effective depths of the best model at each budget: more parameters against more passes."""
     series = [
-        *measured_curve("more parameters, decay retuned", budgets, by_size),
-        *measured_curve(f"more passes, decay {decay:g}", budgets, by_passes),
+        *plot.measured_curve("more parameters, decay retuned", budgets, by_size),
+        *plot.measured_curve(f"more passes, decay {decay:g}", budgets, by_passes),
     ]
     return Panel(
         "KL effective depth of the best model at each budget", Axis("compute (FLOPs)", "log"),
@@ -408,15 +391,15 @@ def _compute_use_panel(tuned: Cells, fixed: Cells, decay: float) -> Panel:
         runs = cells.having("loss")
         own = runs.where(passes=1)
         name, x, y = f"more parameters, {variant}", own.column("flops"), own.column("loss")
-        series.append(points(name, x, y, own.column("run"), filled=by_size == "solid"))
-        series.append(joined(name, x, y, style=by_size))
+        series.append(plot.points(name, x, y, own.column("run"), filled=by_size == "solid"))
+        series.append(plot.joined(name, x, y, style=by_size))
         if len(runs) >= 2:
-            series.append(line(f"more passes, {variant}", *_frontier(runs), style=by_passes))
+            series.append(plot.line(f"more passes, {variant}", *_frontier(runs), style=by_passes))
     best, factor = _best_one_pass(tuned), _frontier_factor(tuned, fixed)
     if best is not None and factor is not None:
         label = f"{_cost(factor)} for the best loss of more parameters"
         ends = (best["flops"] / factor, best["flops"])
-        series.append(line(label, ends, (best.loss, best.loss), role="control"))
+        series.append(plot.line(label, ends, (best.loss, best.loss), role="control"))
     return Panel(
         "compute spent on parameters or on passes", Axis("compute (FLOPs)", "log"), Axis("validation loss"),
         tuple(series), caption="More passes: the lower convex envelope of all depths and numbers of passes.",

@@ -54,7 +54,7 @@ def allocation(context: StudyContext, *, arms: Arms = ()) -> Study:
             "drift_p": edge.p_drift,
         },
         panels=_panels(cells, edge, best),
-        tables=[table("Best core fractions", best, COLUMNS)],
+        tables=[table("Best core fractions", best, columns=COLUMNS)],
         warnings=[
             f"d{depth} has too few allocations for a parabola" for depth in depths if depth not in found
         ],

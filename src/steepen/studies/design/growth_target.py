@@ -44,7 +44,7 @@ def growth_target(context: StudyContext, *, arms: Arms = ()) -> Study:
         "loss": "loss",
         "run": "run",
     }
-    draft.tables.append(table("Growth targets", cells, columns))
+    draft.tables.append(table("Growth targets", cells, columns=columns))
     draft.method += [
         f"Depth {preset.base_depth} on {preset.fixed_tokens:,} tokens under the base recipe; at each budget "
         "the transition is placed so that every target spends it.",
@@ -58,11 +58,8 @@ def growth_target(context: StudyContext, *, arms: Arms = ()) -> Study:
 
 def _plans(context: StudyContext, arm: Arm) -> tuple[list[Plan], list[str]]:
     """The runs of every target and budget and the controls, and the targets that cannot spend a budget."""
-    grid, depth, tokens = (
-        context.preset.grids.growth_target,
-        context.preset.base_depth,
-        context.preset.fixed_tokens,
-    )
+    preset, grid = context.preset, context.preset.grids.growth_target
+    depth, tokens = preset.base_depth, preset.fixed_tokens
     recipe, first = context.constant_recipe(arm), arm.passes.initial
     cost = {k: context.flops_per_token(arm, depth, k) for k in {first, 2 * first, *grid.targets}}
     plans: list[Plan] = []

@@ -44,7 +44,7 @@ def growth_timing(context: StudyContext, *, arms: Arms = ()) -> Study:
         "TPP at ρ*": "tpp_at_optimum", "expansion": "expansion", "loss": "loss",
     }  # fmt: skip
     caption = "Both TPP count initial stored parameters. Not inside: the best measured, not an optimum."
-    draft.tables.append(table("Optimal transitions", every, columns, caption, arm_column=0))
+    draft.tables.append(table("Optimal transitions", every, caption, columns))
     draft.method += [
         "Every run of a depth and budget has the same compute; tokens follow from ρ.",
         "The affine law is fitted to interior optima only: TPP at ρ* = a·TPP without growth + b.",

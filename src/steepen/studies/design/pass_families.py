@@ -14,7 +14,7 @@ from steepen.laws.ladder import Ladder, make_ladder
 from steepen.model.arm import Arm
 from steepen.model.arms import family_arm, find_arm
 from steepen.studies.answer import Axis, Panel, Series, Table
-from steepen.studies.cells import Cells, table_of
+from steepen.studies.cells import Cells, table
 from steepen.studies.plotting import family_curve, joined_curves, optimum_curve, points
 from steepen.utils.formatting import format_flops
 
@@ -87,7 +87,7 @@ def slice_table(title: str, slices: Sequence[ComputeSlice]) -> Table:
         }
         for one in slices
     ]  # fmt: skip
-    return table_of(title, rows)
+    return table(title, rows)
 
 
 def slice_values(slices: Sequence[ComputeSlice]) -> list[dict[str, Any]]:

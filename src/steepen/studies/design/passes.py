@@ -16,17 +16,9 @@ from steepen.recipe.flops import compute_active_parameters
 from steepen.recipe.hyperparameters import paper_code
 from steepen.recipe.passes_law import PassesLaw
 from steepen.studies.answer import Answer, Axis, Draft, Panel, Series, Study, StudyFit, Work
-from steepen.studies.cells import Cells, Plan, measure, plan_grid, run_concurrently, table, table_of
+from steepen.studies.cells import Cells, Plan, measure, plan_grid, run_concurrently, table
 from steepen.studies.context import StudyContext
-from steepen.studies.design.pass_families import (
-    loss_panel,
-    matched_compute_slices,
-    operator_arm,
-    range_sentence,
-    slice_panel,
-    slice_table,
-    slice_values,
-)
+from steepen.studies.design import pass_families as families
 from steepen.studies.driver.journal import Journal, find_study_folder
 from steepen.studies.plotting import line, points, sweep_curves
 from steepen.studies.registry import choose_parts
@@ -72,7 +64,7 @@ def _fixed_tokens(context: StudyContext) -> Work[Draft]:
     recipe = context.constant_recipe(find_arm("operator-1"))
 
     def plan(family: str, passes: int, depth: int) -> Plan:
-        arm = operator_arm(FAMILIES[family], passes)
+        arm = families.operator_arm(FAMILIES[family], passes)
         return recipe.at_budget(arm, depth, context.size_rule, tokens=tokens), {}
 
     plans = plan_grid(plan, family=FAMILIES, passes=sorted(grid.passes), depth=grid.depths)
@@ -80,15 +72,15 @@ def _fixed_tokens(context: StudyContext) -> Work[Draft]:
     draft = Draft(runs=cells.column("run"))
     for family in FAMILIES:
         own = cells.where(family=family)
-        slices = matched_compute_slices(own, grid.budgets)
-        draft.findings.append(range_sentence(f"{family}, fixed tokens", slices))
+        slices = families.matched_compute_slices(own, grid.budgets)
+        draft.findings.append(families.range_sentence(f"{family}, fixed tokens", slices))
         panels = (
-            loss_panel(f"{family}: fixed-token ladders", own),
-            slice_panel(f"{family}: passes at matched compute", slices),
+            families.loss_panel(f"{family}: fixed-token ladders", own),
+            families.slice_panel(f"{family}: passes at matched compute", slices),
         )
         draft.panels += [replace(one, group="Passes in ladders of fixed tokens", columns=2) for one in panels]
-        draft.tables.append(slice_table(f"{family}: best passes at matched compute", slices))
-        draft.values[family] = slice_values(slices)
+        draft.tables.append(families.slice_table(f"{family}: best passes at matched compute", slices))
+        draft.values[family] = families.slice_values(slices)
     return draft
 
 
@@ -98,7 +90,7 @@ def _fixed_anchor(context: StudyContext) -> Work[Draft]:
 
     def plan(family: str, depth: int, tpp: float, passes: int) -> Plan:
         flops = context.flops_at_tpp(one_pass, depth, tpp)
-        return context.run_at_flops(recipe, operator_arm(FAMILIES[family], passes), depth, flops), {}
+        return context.run_at_flops(recipe, families.operator_arm(FAMILIES[family], passes), depth, flops), {}
 
     axes = {"depth": grid.anchors, "tpp": sorted(grid.anchor_tpp), "passes": sorted(grid.passes)}
     cells = yield from measure(context, plan_grid(plan, family=FAMILIES, **axes))
@@ -111,7 +103,7 @@ def _fixed_anchor(context: StudyContext) -> Work[Draft]:
 
 def _at_optimum(context: StudyContext, family: str, one: Optimum) -> Optimum:
     """With expansion and tokens per stored parameter at K*, and whether measured K have it between them."""
-    arm, depth = operator_arm(FAMILIES[family], 2), one["depth"]
+    arm, depth = families.operator_arm(FAMILIES[family], 2), one["depth"]
     shape = arm.shape(depth, context.size_rule)
     # Both counts are straight lines in K, so they can be evaluated at a fractional K*.
     active = [compute_active_parameters(arm, shape, k) for k in (1, 2)]
@@ -146,7 +138,7 @@ def _report(draft: Draft, family: str, optima: Optima) -> None:
         "expansion at K*": "expansion", "TPP at K*": "tpp_at_optimum",
     }  # fmt: skip
     caption = "Bracketed: the lowest measured loss is at neither end of the sweep; others are in no law."
-    draft.tables.append(table(f"{family}: best passes at fixed anchor and compute", optima, columns, caption))
+    draft.tables.append(table(f"{family}: best passes at fixed anchor and compute", optima, caption, columns))
     draft.values[family] = {
         "laws": {
             name: {"coefficient": law.coefficient, "exponent": law.exponent, "interval": law.interval}
@@ -241,7 +233,7 @@ def _hyperparameters(context: StudyContext) -> Work[Draft]:
         panels=[
             _drift_panel(*key, own, drifts.get(key)) for key, own in sweeps.items() if own.having("loss")
         ],
-        tables=[table_of("Best values by number of passes", _drift_rows(drifts), caption)],
+        tables=[table("Best values by number of passes", _drift_rows(drifts), caption)],
         runs=cells.column("run"),
     )
 

@@ -12,7 +12,7 @@ from steepen.recipe.paper_tables import with_constant_rate
 from steepen.recipe.recipe import ScalingRule
 from steepen.recipe.recipe_choice import FIXED_RHO, FIXED_RHO_TPP
 from steepen.studies.answer import Answer, Draft, Study
-from steepen.studies.cells import run_concurrently, table_of
+from steepen.studies.cells import run_concurrently, table
 from steepen.studies.context import StudyContext
 from steepen.studies.ladders.ladder import compare_ladders
 from steepen.studies.ladders.ladder_runs import LadderSpec, ladder_spec
@@ -186,7 +186,7 @@ def _tuned_optimizers(context: StudyContext, own: LadderSpec, question: str, see
     return replace(
         judged,
         values={**judged.values, "tuned": {name: answer.values["recipe"] for name, answer in fitted.items()}},
-        tables=(*judged.tables, table_of("Recipes of the optimizers", rows)),
+        tables=(*judged.tables, table("Recipes of the optimizers", rows)),
         warnings=(
             *judged.warnings,
             *(f"{name}: {note}" for name, answer in fitted.items() for note in answer.warnings),

@@ -14,28 +14,10 @@ from steepen.laws.verdict.holdout import HeldOutLoss
 from steepen.model.arms import find_arm
 from steepen.recipe.flops import mean_flops_per_token
 from steepen.studies.answer import Axis, Draft, Panel, Series, Study
-from steepen.studies.cells import table_of
+from steepen.studies.cells import table
 from steepen.studies.context import Arms, StudyContext, find_arms
-from steepen.studies.ladders.ladder_runs import (
-    LadderSpec,
-    MeasuredLadder,
-    judge_ladders,
-    ladder_spec,
-    ladders_with_enough_rungs,
-    repeated_data_warnings,
-    run_ladders,
-    to_ladders,
-)
-from steepen.studies.ladders.verdict_report import (
-    ladder_panels,
-    multiplier_band,
-    multiplier_line,
-    multiplier_points,
-    runs_table,
-    study_fits,
-    study_verdicts,
-    verdict_table,
-)
+from steepen.studies.ladders import ladder_runs
+from steepen.studies.ladders import verdict_report as report
 from steepen.studies.plotting import line
 from steepen.studies.scores.downstream import analyse_downstream
 from steepen.utils.formatting import format_flops
@@ -62,8 +44,8 @@ def extrapolate(
     reference = find_arm(context.preset.reference)
     if reference.name not in [arm.name for arm in chosen]:
         chosen.insert(0, reference)
-    ladders, notes = ladders_with_enough_rungs(
-        context, [ladder_spec(context, arm, rungs) for arm in chosen], reference.name
+    ladders, notes = ladder_runs.ladders_with_enough_rungs(
+        context, [ladder_runs.ladder_spec(context, arm, rungs) for arm in chosen], reference.name
     )
     own = next((ladder for ladder in ladders if ladder.arm.name == target.name), None)
     if own is None:
@@ -75,18 +57,22 @@ def extrapolate(
         )
     planned = own.recipe.at(target, depth, context.size_rule)
     context.spec(planned)  # raises if the data are too few, before the ladder is trained
-    measured: list[MeasuredLadder] = yield from run_ladders(context, ladders, seeds)
-    law = judge_ladders(context, measured, reference.name).primary_fit.arms[own.label]
+    measured: list[ladder_runs.MeasuredLadder] = yield from ladder_runs.run_ladders(context, ladders, seeds)
+    law = ladder_runs.judge_ladders(context, measured, reference.name).primary_fit.arms[own.label]
     expected = mean_flops_per_token(target, planned.shape, planned.schedule).total * planned.tokens
     forecast = float(law.predict(expected))
-    held: list[MeasuredLadder] = yield from run_ladders(context, [replace(own, depths=(depth,))], seeds)
-    analysis = judge_ladders(context, measured, reference.name, hold_out=to_ladders(held))
+    held: list[ladder_runs.MeasuredLadder] = yield from ladder_runs.run_ladders(
+        context, [replace(own, depths=(depth,))], seeds
+    )
+    analysis = ladder_runs.judge_ladders(
+        context, measured, reference.name, hold_out=ladder_runs.to_ladders(held)
+    )
     everything = [*measured, *held]
     draft = Draft(
         values={"forecast_before_the_run": forecast, "flops": analysis.to_dict()},
-        verdicts=list(study_verdicts(analysis, measured)),
-        fits=list(study_fits(analysis, measured)),
-        warnings=[*notes, *analysis.warnings, *repeated_data_warnings(everything)],
+        verdicts=list(report.study_verdicts(analysis, measured)),
+        fits=list(report.study_fits(analysis, measured)),
+        warnings=[*notes, *analysis.warnings, *ladder_runs.repeated_data_warnings(everything)],
         method=[
             "The ladder is fitted, and its forecast recorded, before the held-out run is requested; that run "
             "takes part in no fit."
@@ -94,7 +80,7 @@ def extrapolate(
         runs=[record.run for one in everything for record in one.records],
     )
     _add_held_out(draft, own, depth, analysis, measured)
-    draft.tables += [verdict_table(analysis), runs_table(everything)]
+    draft.tables += [report.verdict_table(analysis), report.runs_table(everything)]
     _add_projection(draft, analysis, own, reference.name, grid.project)
     _add_score_forecasts(draft, measured, held, reference.name)
     question = f"Does the law fitted to the ladder predict {own.label} at d{depth}?"
@@ -102,7 +88,11 @@ def extrapolate(
 
 
 def _add_held_out(
-    draft: Draft, own: LadderSpec, depth: int, analysis: LadderAnalysis, measured: Sequence[MeasuredLadder]
+    draft: Draft,
+    own: ladder_runs.LadderSpec,
+    depth: int,
+    analysis: LadderAnalysis,
+    measured: Sequence[ladder_runs.MeasuredLadder],
 ) -> None:
     """Add the forecast of the held-out run against what came out: a sentence, a row and the panels."""
     score = analysis.hold_out[0]
@@ -114,11 +104,11 @@ def _add_held_out(
         f"{'inside' if low <= score.observed <= high else 'outside'} the forecast's interval. The law would "
         f"need {score.compute_factor:.2f}× that compute for the observed loss."
     )
-    drawn = ladder_panels(analysis, measured)
+    loss, reducible = report.law_panels(analysis, measured)
     irreducible = analysis.primary_fit.arms[own.label].e.value
     draft.panels += [
-        _with_forecast(drawn.loss, own, score, measured, analysis, 0.0),
-        _with_forecast(drawn.reducible_loss, own, score, measured, analysis, irreducible),
+        _with_forecast(loss, own, score, measured, analysis, 0.0),
+        _with_forecast(reducible, own, score, measured, analysis, irreducible),
     ]
     row = {
         "arm": own.label, "depth": depth, "FLOPs": score.flops, "observed": score.observed,
@@ -127,11 +117,15 @@ def _add_held_out(
         "p": score.p_value, "compute factor": score.compute_factor,
     }  # fmt: skip
     caption = "Below zero the run is better than forecast."
-    draft.tables.append(table_of("The held-out run", [row], caption, arm_column=0))
+    draft.tables.append(table("The held-out run", [row], caption))
 
 
 def _add_projection(
-    draft: Draft, analysis: LadderAnalysis, own: LadderSpec, reference: str, multiples: Sequence[float]
+    draft: Draft,
+    analysis: LadderAnalysis,
+    own: ladder_runs.LadderSpec,
+    reference: str,
+    multiples: Sequence[float],
 ) -> None:
     """Add the fitted multiplier beyond the ladders, and its values at multiples of the held-out run."""
     compute, fit = analysis.hold_out[0].flops, analysis.primary_fit
@@ -146,11 +140,13 @@ def _add_projection(
     inside, beyond = [m for m in curve if m.flops <= end], [m for m in curve if m.flops > end]
     fields: dict[str, Any] = {"arm": own.arm.name, "variant": own.variant}
     at = analysis.judge.multipliers(own.label, reference, compute * np.array(multiples), extrapolate=True)
-    star = multiplier_points(own.label, at, role="extrapolated", note="projected", marker="star", **fields)
+    star = report.multiplier_points(
+        own.label, at, role="extrapolated", note="projected", marker="star", **fields
+    )
     series = (
-        multiplier_band(own.label, curve, fit.settings.confidence, role="fit", **fields),
-        multiplier_line(own.label, inside, role="fit", **fields),
-        multiplier_line(own.label, beyond, role="extrapolated", style="dashed", **fields),
+        report.multiplier_band(own.label, curve, fit.settings.confidence, role="fit", **fields),
+        report.multiplier_line(own.label, inside, role="fit", **fields),
+        report.multiplier_line(own.label, beyond, role="extrapolated", style="dashed", **fields),
         replace(star, low=tuple(m.low for m in at), high=tuple(m.high for m in at)),
     )
     draft.panels.append(
@@ -169,7 +165,10 @@ def _add_projection(
 
 
 def _add_score_forecasts(
-    draft: Draft, measured: Sequence[MeasuredLadder], held: Sequence[MeasuredLadder], reference: str
+    draft: Draft,
+    measured: Sequence[ladder_runs.MeasuredLadder],
+    held: Sequence[ladder_runs.MeasuredLadder],
+    reference: str,
 ) -> None:
     """Add forecasts of answer NLL and CORE, where the runs have been evaluated."""
     runs = [run for one in (*measured, *held) for run in one.scores.runs]
@@ -184,9 +183,9 @@ def _add_score_forecasts(
 
 def _with_forecast(
     panel: Panel,
-    own: LadderSpec,
+    own: ladder_runs.LadderSpec,
     score: HeldOutLoss,
-    measured: Sequence[MeasuredLadder],
+    measured: Sequence[ladder_runs.MeasuredLadder],
     analysis: LadderAnalysis,
     subtract: float,
 ) -> Panel:

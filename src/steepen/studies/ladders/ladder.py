@@ -18,26 +18,8 @@ from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.answer import Draft, Study
 from steepen.studies.cells import lead
 from steepen.studies.context import Arms, StudyContext, find_arms
-from steepen.studies.ladders.ladder_runs import (
-    LadderSpec,
-    MeasuredLadder,
-    judge_ladders,
-    ladder_spec,
-    ladders_with_enough_rungs,
-    repeated_data_warnings,
-    run_ladders,
-)
-from steepen.studies.ladders.verdict_report import (
-    hypotheses_table,
-    ladder_panels,
-    paper_method_table,
-    recipes_table,
-    runs_table,
-    study_fits,
-    study_verdicts,
-    verdict_table,
-    what_would_change,
-)
+from steepen.studies.ladders import ladder_runs
+from steepen.studies.ladders import verdict_report as report
 from steepen.studies.scores.downstream import ladder_scores
 
 SECTION = "Section 4.2, Improving the Exponent of the Scaling Laws"
@@ -65,7 +47,7 @@ def ladder(
     base = _reference(context, reference, [arm.name for arm in chosen])
     if base not in [arm.name for arm in chosen]:
         chosen.insert(0, find_arm(base))
-    ladders = [ladder_spec(context, arm, rungs) for arm in chosen]
+    ladders = [ladder_runs.ladder_spec(context, arm, rungs) for arm in chosen]
     others = [arm.name for arm in chosen if arm.name != base]
     answer = yield from compare_ladders(
         context,
@@ -83,7 +65,7 @@ def ladder(
     return answer
 
 
-def _tuned_compute(context: StudyContext, ladder: LadderSpec) -> float:
+def _tuned_compute(context: StudyContext, ladder: ladder_runs.LadderSpec) -> float:
     """FLOPs of an arm's ladder run at the depth at which its recipe was tuned."""
     planned = ladder.recipe.at(ladder.arm, ladder.recipe.base_depth, context.size_rule)
     return mean_flops_per_token(ladder.arm, planned.shape, planned.schedule).total * planned.tokens
@@ -98,7 +80,7 @@ def _reference(context: StudyContext, requested: str | None, names: list[str]) -
 
 def compare_ladders(
     context: StudyContext,
-    ladders: Sequence[LadderSpec],
+    ladders: Sequence[ladder_runs.LadderSpec],
     reference: str,
     *,
     study: str,
@@ -111,27 +93,27 @@ def compare_ladders(
     by_time: bool = True,
 ) -> Study:
     """Run some ladders and judge them against one of them. Shared by several studies."""
-    possible, warnings = ladders_with_enough_rungs(context, ladders, reference)
+    possible, warnings = ladder_runs.ladders_with_enough_rungs(context, ladders, reference)
     unused = sorted({*context.recipes, *context.choice.files} - {ladder.arm.name for ladder in possible})
     if unused:
         warnings.append(f"a recipe was given for {', '.join(unused)}, which this study does not measure")
     borrowed = _borrowed_recipes(context, possible)
-    measured: list[MeasuredLadder] = yield from run_ladders(context, possible, seeds)
+    measured: list[ladder_runs.MeasuredLadder] = yield from ladder_runs.run_ladders(context, possible, seeds)
     draft = Draft(warnings=warnings)
     if borrowed:
         draft.cautions.append(_borrowed_caution(context, possible, borrowed, cost=study == "ladder"))
     at = c0 or _tuned_compute(context, next(ladder for ladder in possible if ladder.label == reference))
     known: dict[str, Any] = {"noise": noise, "lr_regret": lr_regret}
-    analysis = judge_ladders(context, measured, reference, c0=at, **known)
+    analysis = ladder_runs.judge_ladders(context, measured, reference, c0=at, **known)
     _add_analysis(draft, analysis, measured)
     if by_time:
         _add_times(draft, context, measured, analysis, known)
-    draft.warnings += repeated_data_warnings(measured)
+    draft.warnings += ladder_runs.repeated_data_warnings(measured)
     scores = ladder_scores([one.scores for one in measured], reference)
     draft.findings += scores.findings
     draft.panels += scores.panels
-    draft.tables += [recipes_table(measured), *scores.tables, runs_table(measured)]
-    draft.values["what_would_change"] = what_would_change(analysis)
+    draft.tables += [report.recipes_table(measured), *scores.tables, report.runs_table(measured)]
+    draft.values["what_would_change"] = report.what_would_change(analysis)
     recipes = "at their own recipes"
     if borrowed:
         recipes += f" ({', '.join(f'{arm}: that of {owner}' for arm, owner in borrowed.items())})"
@@ -149,23 +131,23 @@ def compare_ladders(
     return draft.answer(study, question, section)
 
 
-def _add_analysis(draft: Draft, analysis: LadderAnalysis, measured: Sequence[MeasuredLadder]) -> None:
+def _add_analysis(
+    draft: Draft, analysis: LadderAnalysis, measured: Sequence[ladder_runs.MeasuredLadder]
+) -> None:
     """Add verdicts, laws, panels and tables of the ladders as functions of FLOPs."""
     draft.values["flops"] = analysis.to_dict()
-    draft.verdicts += study_verdicts(analysis, measured)
-    draft.fits += study_fits(analysis, measured)
-    drawn = ladder_panels(analysis, measured)
-    draft.panels += [drawn.loss, drawn.reducible_loss, drawn.multipliers, drawn.exponents]
-    draft.panels += [] if drawn.paper_exponents is None else [drawn.paper_exponents]
-    draft.tables += [verdict_table(analysis), hypotheses_table(analysis)]
-    draft.tables += [] if (by_paper := paper_method_table(analysis)) is None else [by_paper]
+    draft.verdicts += report.study_verdicts(analysis, measured)
+    draft.fits += report.study_fits(analysis, measured)
+    draft.panels += report.ladder_panels(analysis, measured)
+    draft.tables += [report.verdict_table(analysis), report.hypotheses_table(analysis)]
+    draft.tables += report.paper_method_tables(analysis)
     draft.warnings += analysis.warnings
 
 
 def _add_times(
     draft: Draft,
     context: StudyContext,
-    measured: Sequence[MeasuredLadder],
+    measured: Sequence[ladder_runs.MeasuredLadder],
     analysis: LadderAnalysis,
     known: dict[str, Any],
 ) -> None:
@@ -176,18 +158,17 @@ def _add_times(
             f"no verdict per second: two depths of {', '.join(merged)} took the same time, within 1%"
         )
         return
-    timed = judge_ladders(context, measured, analysis.request.reference, by="seconds", **known)
+    timed = ladder_runs.judge_ladders(context, measured, analysis.request.reference, by="seconds", **known)
     draft.values["seconds"] = timed.to_dict()
-    draft.verdicts += study_verdicts(timed, measured, primary=False)
-    draft.fits += study_fits(timed, measured)
-    drawn = ladder_panels(timed, measured, by="seconds")
-    draft.panels += [drawn.loss, drawn.multipliers]
-    draft.tables.append(verdict_table(timed, "seconds"))
+    draft.verdicts += report.study_verdicts(timed, measured, primary=False)
+    draft.fits += report.study_fits(timed, measured)
+    draft.panels += report.ladder_panels(timed, measured, by="seconds")
+    draft.tables.append(report.verdict_table(timed, "seconds"))
     draft.warnings += [f"per second: {note}" for note in timed.warnings if note not in analysis.warnings]
     draft.warnings += _time_warnings([record for one in measured for record in one.records])
 
 
-def _borrowed_recipes(context: StudyContext, ladders: Sequence[LadderSpec]) -> dict[str, str]:
+def _borrowed_recipes(context: StudyContext, ladders: Sequence[ladder_runs.LadderSpec]) -> dict[str, str]:
     """Arms that are trained with the recipe of another arm, by name."""
     own = {*context.recipes, *context.choice.files}
     arms = [ladder.arm for ladder in ladders]
@@ -195,7 +176,7 @@ def _borrowed_recipes(context: StudyContext, ladders: Sequence[LadderSpec]) -> d
 
 
 def _borrowed_caution(
-    context: StudyContext, ladders: Sequence[LadderSpec], borrowed: dict[str, str], *, cost: bool
+    context: StudyContext, ladders: Sequence[ladder_runs.LadderSpec], borrowed: dict[str, str], *, cost: bool
 ) -> str:
     """Whose recipe each arm borrows, and the command that fits its own, with what it takes."""
     arms = ", ".join(f"{arm} uses {owner}'s" for arm, owner in borrowed.items())

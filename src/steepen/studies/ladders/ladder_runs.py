@@ -53,23 +53,19 @@ class MeasuredLadder:
     spec: LadderSpec
     runs: dict[int, list[RunRecord]]
 
-    def columns(self, by: Measure) -> dict[str, list[Any]]:
-        """Columns of a runs table. A rung's cost is its seeds' mean: random passes make them differ."""
-        rows: dict[str, list[Any]] = {"arm": [], "flops": [], "loss": [], "seed": []}
-        for records in self.runs.values():
-            cost = fmean(cost_of(record, by) for record in records)
-            for record in records:
-                rows["arm"].append(self.spec.label)
-                rows["flops"].append(cost)
-                rows["loss"].append(record.validation_loss)
-                rows["seed"].append(record.spec.seed)
-        return rows
+    def costs(self, by: Measure) -> list[float]:
+        """The cost of every rung: its seeds' mean, as random passes make them differ."""
+        return [fmean(cost_of(record, by) for record in records) for records in self.runs.values()]
 
     @property
     def depths_of_equal_time(self) -> bool:
         """Whether two depths took the same time, within the tolerance that makes runs seeds of one rung."""
-        seconds = [fmean(cost_of(record, "seconds") for record in records) for records in self.runs.values()]
-        return len(group_rungs(np.array(seconds))) < len(seconds)
+        return len(group_rungs(np.array(self.costs("seconds")))) < len(self.runs)
+
+    @property
+    def curve(self) -> dict[str, Any]:
+        """The fields of `Series` that give the ladder its colour and label."""
+        return {"arm": self.spec.arm.name, "variant": self.spec.variant}
 
     @property
     def records(self) -> list[RunRecord]:
@@ -142,10 +138,13 @@ def run_ladders(
 
 def to_ladders(measured: Sequence[MeasuredLadder], by: Measure = "flops") -> dict[str, Ladder]:
     """Measured ladders as `laws.ladder.Ladder`, by label."""
-    parts = [one.columns(by) for one in measured]
-    columns: dict[str, Sequence[Any]] = {
-        name: [value for part in parts for value in part[name]] for name in ("arm", "flops", "loss", "seed")
-    }
+    rows = [
+        (one.spec.label, cost, record.validation_loss, record.spec.seed)
+        for one in measured
+        for cost, records in zip(one.costs(by), one.runs.values(), strict=True)
+        for record in records
+    ]
+    columns = dict(zip(("arm", "flops", "loss", "seed"), zip(*rows, strict=True), strict=True))
     ladders = read_ladders(table_from(columns, "the study's runs"))
     unit = "FLOPs" if by == "flops" else by
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from steepen.laws.verdict.multipliers import Multiplier
 from steepen.recipe.hyperparameters import with_paper_code
 from steepen.results.table import columns_of
 from steepen.studies.answer import Axis, Panel, Series, StudyFit, StudyVerdict, Table
-from steepen.studies.cells import table_of
+from steepen.studies.cells import table
 from steepen.studies.ladders.ladder_runs import Measure, MeasuredLadder, cost_of
 from steepen.studies.plotting import line, points
 from steepen.studies.verdict_row import LawRow, law_rows
@@ -68,7 +68,7 @@ def verdict_table(analysis: LadderAnalysis, by: Measure = "flops") -> Table:
         f"γ of L = E + A·(C/C0)^−γ with {percent(analysis.request.confidence)} intervals that count E as "
         "unknown."
     )
-    return table_of(title, rows, caption, arm_column=0)
+    return table(title, rows, caption)
 
 
 def hypotheses_table(analysis: LadderAnalysis) -> Table:
@@ -90,101 +90,85 @@ def hypotheses_table(analysis: LadderAnalysis) -> Table:
     )
     if analysis.one_e_rejected:
         caption += " Arms do not share one E here: those under exponent are by each arm's own E and γ."
-    return table_of("Exponent and irreducible-loss hypotheses", rows, caption, arm_column=0)
+    return table("Exponent and irreducible-loss hypotheses", rows, caption)
 
 
-def paper_method_table(analysis: LadderAnalysis) -> Table | None:
-    """Every ladder's law by the paper's method, beside the joint fit's exponent; None without both fits."""
+def paper_method_tables(analysis: LadderAnalysis) -> list[Table]:
+    """Every ladder's law by the paper's method, beside the joint fit's exponent; [] without both fits."""
     if not {"joint", "paper"} <= analysis.fits.keys():
-        return None
+        return []
     joint, paper = analysis.fits["joint"], analysis.fits["paper"]
-    rows = tuple(
-        (name, law.gamma.value, law.slope_standard_error, law.log_a.value, joint.arms[name].gamma.value)
+    rows = [
+        {
+            "arm": name, "γ": law.gamma.value, "standard error": law.slope_standard_error,
+            "log A": law.log_a.value, "γ of the joint fit": joint.arms[name].gamma.value,
+        }
         for name, law in paper.arms.items()
         if name in joint.arms
+    ]  # fmt: skip
+    caption = (
+        f"E = {next(iter(paper.arms.values())).e.value:.4f} from {analysis.request.reference} by Huber loss, "
+        "then a regression of log(L − E) on log C for each ladder, as the paper's authors do; A is at C0 = "
+        f"{paper.c0:.3g} FLOPs. The standard error takes E as known, so it is too small."
     )
-    irreducible = next(iter(paper.arms.values())).e.value
-    return Table(
-        "Laws by the paper's method",
-        ("arm", "γ", "standard error", "log A", "γ of the joint fit"),
-        rows,
-        f"E = {irreducible:.4f} from {analysis.request.reference} by Huber loss, then a regression of "
-        f"log(L − E) on log C for each ladder, as the paper's authors do; A is at C0 = {paper.c0:.3g} FLOPs. "
-        "The standard error takes E as known, so it is too small.",
-        arm_column=0,
+    return [table("Laws by the paper's method", rows, caption)]
+
+
+def law_panels(
+    analysis: LadderAnalysis, measured: Sequence[MeasuredLadder], by: Measure = "flops"
+) -> tuple[Panel, Panel]:
+    """Loss and reducible loss against cost, with the fitted laws."""
+    axis, head = cost_axis(by), analysis.primary_fit
+    group = "Laws" if by == "flops" else f"Laws and multipliers per {axis.noun}"
+    loss: list[Series] = []
+    reducible: list[Series] = []
+    for one in measured:
+        name, law, records = one.spec.label, head.arms[one.spec.label], one.records
+        x = [cost_of(record, by) for record in records]
+        y = np.array([record.validation_loss for record in records])
+        runs = [record.run for record in records]
+        grid = np.geomspace(min(x), max(x), 60)
+        for series, less, detail in (
+            (loss, 0.0, f"γ = {law.gamma.value:.4f}"),
+            (reducible, law.e.value, ""),
+        ):
+            series.append(points(name, x, y - less, runs, **one.curve))
+            series.append(line(name, grid, law.predict(grid) - less, role="fit", detail=detail, **one.curve))
+    one_e = (
+        f"one irreducible loss E = {next(iter(head.arms.values())).e.value:.4f}, "
+        f"fitted {'jointly' if head.settings.method == 'joint' else 'to the reference'}."
     )
-
-
-@dataclass(frozen=True)
-class LadderPanels:
-    """The panels of some ladders."""
-
-    loss: Panel
-    reducible_loss: Panel
-    multipliers: Panel
-    exponents: Panel
-    paper_exponents: Panel | None  # by the paper's method
+    own_e = "an irreducible loss for each arm, since one for all is rejected."
+    return (
+        Panel(
+            f"Loss against {axis.noun}", Axis(axis.label, "log"), Axis("validation loss (nats per token)"),
+            tuple(loss), group=group,
+            caption=f"One point per run; lines are laws with {own_e if analysis.one_e_rejected else one_e}",
+        ),
+        Panel(
+            f"Reducible loss against {axis.noun}", Axis(axis.label, "log"), Axis("loss − E", "log"),
+            tuple(reducible), group=group,
+            caption="A power law is a straight line here; a better exponent is a steeper one."
+            + (" Each arm's own E is subtracted." if analysis.one_e_rejected else ""),
+        ),
+    )  # fmt: skip
 
 
 def ladder_panels(
     analysis: LadderAnalysis, measured: Sequence[MeasuredLadder], by: Measure = "flops"
-) -> LadderPanels:
-    """Loss with fitted laws, reducible loss, multipliers with bands, and exponent against constant."""
-    label, noun = cost_axis(by).label, cost_axis(by).noun
-    group = "Laws" if by == "flops" else f"Laws and multipliers per {noun}"
-    head = analysis.primary_fit
-    irreducible = next(iter(head.arms.values())).e.value
-    loss: list[Series] = []
-    reducible: list[Series] = []
-    for one in measured:
-        name = one.spec.label
-        law, records = analysis.primary_fit.arms[name], one.records
-        x = [cost_of(record, by) for record in records]
-        y = [record.validation_loss for record in records]
-        runs = [record.run for record in records]
-        curve = _curve_fields(one)
-        loss.append(points(name, x, y, runs, **curve))
-        reducible.append(points(name, x, [value - law.e.value for value in y], runs, **curve))
-        grid = np.geomspace(min(x), max(x), 60)
-        detail = f"γ = {law.gamma.value:.4f}"
-        loss.append(line(name, grid, law.predict(grid), role="fit", detail=detail, **curve))
-        reducible.append(line(name, grid, law.predict(grid) - law.e.value, role="fit", **curve))
-    curves = {one.spec.label: _curve_fields(one) for one in measured}
-    return LadderPanels(
-        loss=Panel(
-            f"Loss against {noun}", Axis(label, "log"), Axis("validation loss (nats per token)"), tuple(loss),
-            caption="One point per run; lines are laws with "
-            + (
-                "an irreducible loss for each arm, since one for all is rejected."
-                if analysis.one_e_rejected
-                else f"one irreducible loss E = {irreducible:.4f}, "
-                + ("fitted jointly." if head.settings.method == "joint" else "fitted to the reference.")
-            ),
-            group=group,
-        ),
-        reducible_loss=Panel(
-            f"Reducible loss against {noun}", Axis(label, "log"), Axis("loss − E", "log"), tuple(reducible),
-            caption="A power law is a straight line here; a better exponent is a steeper one."
-            + (" Each arm's own E is subtracted." if analysis.one_e_rejected else ""),
-            group=group,
-        ),
-        multipliers=replace(
-            multiplier_panel(analysis, curves), lead=by == "flops", group="" if by == "flops" else group
-        ),
-        exponents=replace(exponent_panel(analysis, curves), group=group),
-        paper_exponents=replace(
-            exponent_panel(analysis, curves, "paper"),
-            group=group,
-            title="Exponent against constant, paper's method",
-        )
-        if len(analysis.fits) > 1
-        else None,
-    )  # fmt: skip
-
-
-def _curve_fields(one: MeasuredLadder) -> dict[str, Any]:
-    """The fields of `Series` that give a ladder its colour and label."""
-    return {"arm": one.spec.arm.name, "variant": one.spec.variant}
+) -> list[Panel]:
+    """Loss with fitted laws and multipliers with bands; by FLOPs also reducible loss and exponents."""
+    loss, reducible = law_panels(analysis, measured, by)
+    curves = {one.spec.label: one.curve for one in measured}
+    multipliers = multiplier_panel(analysis, curves)
+    if by != "flops":
+        return [loss, replace(multipliers, group=loss.group)]
+    exponents = [exponent_panel(analysis, curves)]
+    if len(analysis.fits) > 1:
+        by_paper = exponent_panel(analysis, curves, "paper")
+        exponents.append(replace(by_paper, title="Exponent against constant, paper's method"))
+    grouped = [replace(panel, group=loss.group) for panel in exponents]
+    return [loss, reducible, replace(multipliers, lead=True), *grouped]
 
 
 def multiplier_points(name: str, found: Sequence[Multiplier], **fields: Any) -> Series:
@@ -285,7 +269,7 @@ def recipes_table(measured: Sequence[MeasuredLadder]) -> Table:
         "Base values, with the learning rate at the depth of tuning. For a growing arm, tokens per parameter "
         "set its budget without growth (t_ref), and ρ is the fraction of tokens after growth."
     )
-    return table_of("Recipes of the ladders", rows, caption, arm_column=0)
+    return table("Recipes of the ladders", rows, caption)
 
 
 def runs_table(measured: Sequence[MeasuredLadder]) -> Table:
@@ -301,4 +285,4 @@ def runs_table(measured: Sequence[MeasuredLadder]) -> Table:
         for record in one.records
     ]  # fmt: skip
     caption = "Parameters are those stored at the start; seconds are of training alone."
-    return replace(table_of("Runs", rows, caption, arm_column=0), per_run=True)
+    return replace(table("Runs", rows, caption), per_run=True)

@@ -14,7 +14,7 @@ from steepen.evaluation.scored_runs import Score, ScoreSeries
 from steepen.laws.fits.compute_law import ArmLaw
 from steepen.laws.fits.solver import Array
 from steepen.studies.answer import Axis, Panel, Series, Table
-from steepen.studies.cells import table_of
+from steepen.studies.cells import table
 from steepen.studies.plotting import line, points
 from steepen.studies.scores.score_ladders import COMPUTE, MetricKind, score_curves
 
@@ -164,4 +164,4 @@ def crossing_table(forecast: Forecast, base: str, suffix: str = "") -> Table:
         for name, score in forecast.references.items()
     ]
     caption = "Forecasts far beyond the runs: they assume that the laws and sigmoids go on."
-    return table_of(f"Compute forecast to match published scores{suffix}", rows, caption)
+    return table(f"Compute forecast to match published scores{suffix}", rows, caption)

@@ -14,7 +14,7 @@ from steepen.laws.fits.matched_metric import LossLine, TaskResidual, fit_loss_li
 from steepen.laws.fits.solver import Array
 from steepen.results.panel import Lines
 from steepen.studies.answer import Axis, Panel, Series, Table
-from steepen.studies.cells import table_of
+from steepen.studies.cells import table
 from steepen.studies.plotting import line
 from steepen.studies.scores.score_ladders import score_curves
 from steepen.utils.rows import Rows
@@ -161,4 +161,4 @@ def residual_table(bars: TaskBars, suffix: str = "") -> Table:
         }
         for task, category in bars.tasks.items()
     ]
-    return table_of(f"Task NLL about the reference's line, {bars.runs}{suffix}", rows)
+    return table(f"Task NLL about the reference's line, {bars.runs}{suffix}", rows)

@@ -12,7 +12,7 @@ from steepen.model.arm import Arm
 from steepen.recipe.hyperparameters import Hyperparameters, paper_code, with_paper_code
 from steepen.recipe.paper_tables import INITIAL
 from steepen.studies.answer import Answer, Axis, Draft, Panel, Series, Study, Table, Work
-from steepen.studies.cells import Cell, Cells, Plan, Row, measure, run_concurrently, table, table_of
+from steepen.studies.cells import Cell, Cells, Plan, Row, measure, run_concurrently, table
 from steepen.studies.context import Arms, StudyContext, find_arms, starting_arm
 from steepen.studies.plotting import line, points
 from steepen.studies.preset import ChainGrid
@@ -280,15 +280,12 @@ def _tables(chains: Sequence[Chain]) -> list[Table]:
         settings = {with_paper_code(name): value for name, value in chain.values.to_dict().items()}
         minutes = chain.seconds and chain.seconds / 60
         tuned.append({"arm": chain.arm.name, **settings, "loss": chain.loss, "minutes": minutes})
-    steps = [step for chain in chains for step in chain.steps]
-    columns = {name: name for name in ("arm", "round", "sweep", "baseline")} | {
-        "adopted": "words",
-        "best": "best",
-    }
+    steps = Rows(step for chain in chains for step in chain.steps)
+    columns = ("arm", "round", "sweep", "baseline")
     caption = "Minutes are of training one run of the tuned values, without evaluation."
     return [
-        table_of("Tuned hyperparameters", tuned, caption, arm_column=0),
-        table("The chain, sweep by sweep", steps, columns, arm_column=0),
+        table("Tuned hyperparameters", tuned, caption),
+        table("The chain, sweep by sweep", steps.dicts(*columns, adopted="words", best="best")),
     ]
 
 

@@ -8,7 +8,7 @@ from steepen.laws.fits.drift import fit_growth_fraction
 from steepen.laws.fits.isoflop import IsoflopFit
 from steepen.model.arm import Arm
 from steepen.studies.answer import Axis, Draft, Panel, Study, StudyFit
-from steepen.studies.cells import Cells, Plan, measure, plan_grid, table_of
+from steepen.studies.cells import Cells, Plan, measure, plan_grid, table
 from steepen.studies.context import Arms, StudyContext, find_growing_arms
 from steepen.studies.plotting import mark_mean, sweep_curves
 from steepen.studies.sweeps import growth_sweep_run, mean_with_error, vertices_of
@@ -37,7 +37,7 @@ def growth_fraction(context: StudyContext, *, arms: Arms = ()) -> Study:
     draft = Draft(runs=cells.column("run"))
     rows = [_report(draft, arm.name, cells.where(arm=arm.name)) for arm in chosen]
     caption = "Empty where an anchor's optimum lies outside the sweep."
-    draft.tables.append(table_of("Optimal growth fractions", rows, caption, arm_column=0))
+    draft.tables.append(table("Optimal growth fractions", rows, caption))
     draft.method += [
         f"Depths {', '.join(map(str, grid.depths))}, each at the compute its tokens per parameter give "
         f"without growth; ρ of {', '.join(f'{rho:g}' for rho in sorted(grid.rho))}.",

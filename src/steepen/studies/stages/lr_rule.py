@@ -18,18 +18,10 @@ from steepen.laws.fits.isoflop import PowerLawFit
 from steepen.model.arm import Arm
 from steepen.recipe.hyperparameters import paper_code, with_paper_code
 from steepen.recipe.recipe import Recipe
+from steepen.studies import plotting as plot
 from steepen.studies.answer import Answer, Axis, Draft, Panel, Series, Study, StudyFit, Table, Work
-from steepen.studies.cells import Cells, Plan, measure, run_concurrently, table_of
+from steepen.studies.cells import Cells, Plan, measure, run_concurrently, table
 from steepen.studies.context import Arms, StudyContext, find_arms, starting_arm
-from steepen.studies.plotting import (
-    censored_points,
-    family_curve,
-    joined,
-    line,
-    optimum_star,
-    parabola_or_segments,
-    points,
-)
 from steepen.studies.preset import SWEPT
 from steepen.studies.registry import choose_parts
 from steepen.studies.stages.chain_tuning import DISCRETE
@@ -360,7 +352,7 @@ def _drift_table(swept: Sequence[HyperparameterSweeps]) -> Table:
     caption = (
         "Under a constant recipe the optimum scales as N^β; under a scaled one GLR shows the residual drift."
     )
-    return table_of("Hyperparameter drift and sensitivity", rows, caption, arm_column=0)
+    return table("Hyperparameter drift and sensitivity", rows, caption)
 
 
 def _thousandths(value: float | None) -> float | None:
@@ -380,7 +372,7 @@ def _comparison(swept: Sequence[HyperparameterSweeps]) -> Table:
         for cell, other in zip(one.base, scaled[one.arm], strict=True)
     ]  # fmt: skip
     title = "Constant against scaled learning rate"
-    return table_of(title, rows, "Losses at the base values.", arm_column=0)
+    return table(title, rows, "Losses at the base values.")
 
 
 def _sweep_panels(swept: Sequence[HyperparameterSweeps]) -> list[Panel]:
@@ -437,15 +429,15 @@ def _curves(one: HyperparameterSweeps, name: str, beside: bool = False) -> list[
     for depth, own in one.cells.where(name=name).having("loss").by("depth").items():
         if len(own) < 2:  # the base values alone: nothing was swept at this size
             continue
-        label, curve = family_curve("depth", depth)
+        label, curve = plot.family_curve("depth", depth)
         x, y, style = own.column("multiple"), own.column("loss"), "dashed" if dashed else "solid"
-        found.append(points(label, x, y, own.column("run"), filled=not dashed, **look, **curve))
+        found.append(plot.points(label, x, y, own.column("run"), filled=not dashed, **look, **curve))
         vertex = vertices.get(own[0]["stored"])
         if vertex is None:
-            found.append(joined(label, x, y, style=style, **curve))
+            found.append(plot.joined(label, x, y, style=style, **curve))
         else:
-            found += parabola_or_segments(label, x, y, vertex, log=True, **curve, style=style)
-            found += [] if dashed else [optimum_star(label, vertex, **curve)]
+            found += plot.parabola_or_segments(label, x, y, vertex, log=True, **curve, style=style)
+            found += [] if dashed else [plot.optimum_star(label, vertex, **curve)]
     return found
 
 
@@ -456,9 +448,9 @@ def _drift_panel(one: HyperparameterSweeps, law: PowerLawFit) -> Panel:
     ends = [x[0], x[-1]]
     fitted = [law.predict(end) for end in ends]
     series = (
-        points(one.arm, x, y, arm=one.arm),
-        *censored_points(one.arm, vertices, arm=one.arm),
-        line(one.arm, ends, fitted, arm=one.arm, role="fit", detail=f"∝ N^{law.exponent:.2f}"),
+        plot.points(one.arm, x, y, arm=one.arm),
+        *plot.censored_points(one.arm, vertices, arm=one.arm),
+        plot.line(one.arm, ends, fitted, arm=one.arm, role="fit", detail=f"∝ N^{law.exponent:.2f}"),
     )
     return Panel(
         f"{one.arm}, {one.recipe}", Axis("stored parameters at the start", "log"),

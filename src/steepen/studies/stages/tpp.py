@@ -10,19 +10,10 @@ from typing import Any
 from steepen.laws.fits.isoflop import IsoflopFit, fit_isoflop
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
+from steepen.studies import plotting as plot
 from steepen.studies.answer import Axis, Draft, Panel, Series, Study, StudyFit, Table
-from steepen.studies.cells import Cells, Plan, measure, plan_grid, table_of
+from steepen.studies.cells import Cells, Plan, measure, plan_grid, table
 from steepen.studies.context import Arms, StudyContext, find_arms, starting_arm
-from steepen.studies.plotting import (
-    censored_points,
-    family_curve,
-    line,
-    mark_mean,
-    optimum_star,
-    parabola,
-    points,
-    sweep_curves,
-)
 from steepen.studies.sweeps import error_of_mean, law_values, mean_with_error, vertices_of
 from steepen.utils.formatting import format_flops
 
@@ -121,11 +112,11 @@ def _neighbours(fit: IsoflopFit) -> str:
 
 
 def _panel(name: str, fit: IsoflopFit, cells: Cells) -> Panel:
-    drawn = sweep_curves(cells, "tpp", "loss", "budget", vertices_of(fit, cells, "budget"), log=True)
+    drawn = plot.sweep_curves(cells, "tpp", "loss", "budget", vertices_of(fit, cells, "budget"), log=True)
     return Panel(
         f"{name}: loss against tokens per parameter", Axis("tokens per stored parameter", "log"),
         Axis("validation loss", "log"), tuple(drawn),
-        mark_mean(fit.mean, 2),
+        plot.mark_mean(fit.mean, 2),
         "One colour per budget; stars are the parabolas' minima, hollow where the sweep does not reach it.",
     )  # fmt: skip
 
@@ -136,11 +127,11 @@ def _laws(swept: Sequence[TokenSweeps]) -> Panel:
         name, law = one.name, one.fit.law
         inside = [vertex for vertex in one.fit.vertices if vertex.interior]
         budgets = [vertex.budget for vertex in inside]
-        series.append(points(name, budgets, [vertex.x for vertex in inside], arm=name))
-        series += censored_points(name, one.fit.vertices, arm=name)
+        series.append(plot.points(name, budgets, [vertex.x for vertex in inside], arm=name))
+        series += plot.censored_points(name, one.fit.vertices, arm=name)
         if law is not None and inside:
             ends = [min(budgets), max(budgets)]
-            series.append(line(name, ends, [law.predict(value) for value in ends], arm=name, role="fit"))
+            series.append(plot.line(name, ends, [law.predict(value) for value in ends], arm=name, role="fit"))
     return Panel(
         "Optimal tokens per parameter against compute", COMPUTE, Axis("optimal tokens per parameter", "log"),
         tuple(series),
@@ -152,7 +143,7 @@ def _frontier(swept: Sequence[TokenSweeps]) -> Panel:
     series: list[Series] = []
     for one in swept:
         x, y = [v.budget for v in one.fit.vertices], [v.loss for v in one.fit.vertices]
-        series += [points(one.name, x, y, arm=one.name), line(one.name, x, y, arm=one.name)]
+        series += [plot.points(one.name, x, y, arm=one.name), plot.line(one.name, x, y, arm=one.name)]
     return Panel(
         "Loss at the optimum", COMPUTE, Axis("loss at the optimal TPP", "log"),
         tuple(series), caption="Under the base recipe with a constant learning rate: not the ladders' laws.",
@@ -180,14 +171,14 @@ def _token_panel(start: TokenSweeps, grown: TokenSweeps) -> Panel:
     for one, look in looks:
         fit = fit_isoflop(*(one.cells.array(name) for name in ("budget", "active_tpp", "loss")))
         for budget, vertex in vertices_of(fit, one.cells, "budget").items():
-            label, curve = family_curve("budget", budget)
+            label, curve = plot.family_curve("budget", budget)
             own = one.cells.where(budget=budget)
             x, y = own.column("active_tpp"), own.column("loss")
-            series.append(points(label, x, y, **look, **curve))
+            series.append(plot.points(label, x, y, **look, **curve))
             style = "solid" if one is grown else "dotted"
             ends = (min(x), max(x))
-            series += parabola(label, vertex, *ends, log_x=True, log_loss=True, style=style, **curve)
-            series += [optimum_star(label, vertex, **curve)] if one is grown else []
+            series += plot.parabola(label, vertex, *ends, log_x=True, log_loss=True, style=style, **curve)
+            series += [plot.optimum_star(label, vertex, **curve)] if one is grown else []
         if math.isfinite(fit.mean):
             means[one.name] = fit.mean
     words = " and ".join(f"{mean:.2f} for {arm}" for arm, mean in means.items())
@@ -212,7 +203,7 @@ def _table(swept: Sequence[TokenSweeps]) -> Table:
             "inside": sum(v.interior for v in fit.vertices), "budgets": len(fit.vertices),
             **{f"loss at {format_flops(b)} FLOPs": _loss_at(fit, b) for b in budgets},
         })  # fmt: skip
-    return table_of("Compute-optimal TPP", rows, arm_column=0)
+    return table("Compute-optimal TPP", rows)
 
 
 def _loss_at(fit: IsoflopFit, budget: float) -> float | None:

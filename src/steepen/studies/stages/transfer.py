@@ -11,7 +11,7 @@ from steepen.model.arms import find_arm
 from steepen.recipe.paper_tables import INITIAL
 from steepen.recipe.recipe import Recipe
 from steepen.studies.answer import Answer, Draft, Study
-from steepen.studies.cells import Plan, measure, plan_grid, run_concurrently, table_of
+from steepen.studies.cells import Plan, measure, plan_grid, run_concurrently, table
 from steepen.studies.context import Arms, StudyContext, find_arms, require_all_finished
 from steepen.studies.ladders.ladder import compare_ladders
 from steepen.studies.ladders.ladder_runs import LadderSpec, ladder_spec
@@ -91,7 +91,7 @@ def _probe(context: StudyContext, source_arm: Arm, chosen: Sequence[Arm]) -> Stu
                 for name in names
             }
         },
-        tables=[table_of(f"Transfer probe from the {source} recipe", rows, caption, arm_column=0)],
+        tables=[table(f"Transfer probe from the {source} recipe", rows, caption)],
         warnings=[
             f"{source}'s recipe is better for {name} than its own, which is not tuned for this size "
             f"and data: tune it first (`steepen study fit-recipe --arms {name}`)"
