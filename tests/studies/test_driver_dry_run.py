@@ -36,14 +36,14 @@ def test_a_dry_run_returns_the_next_runs_and_writes_nothing(
 ) -> None:
     before = sorted(tmp_path.rglob("*"))
     first = simulate_study(adaptive(spec), store)
-    assert [one.seed for one in first.batch] == [1, 2] and not first.complete
+    assert [one.seed for one in first.unfinished.values()] == [1, 2] and not first.complete
     assert sorted(tmp_path.rglob("*")) == before
-    list(instant.launch(first.batch))
+    list(instant.launch(first.unfinished.values()))
     second = simulate_study(adaptive(spec), store)
-    assert second.finished == 2 and len(second.batch) == 2  # the third of the batch is finished
-    list(instant.launch(second.batch))
+    assert len(second.finished) == len(second.unfinished) == 2  # the third of the batch is finished
+    list(instant.launch(second.unfinished.values()))
     last = simulate_study(adaptive(spec), store)
-    assert last.complete and last.batch == [] and last.answer == drive(adaptive(spec), store, instant)
+    assert last.complete and not last.unfinished and last.answer == drive(adaptive(spec), store, instant)
 
 
 def test_totals_of_a_dry_run_are_sums_over_its_runs(instant: Any, store: RunStore, spec: Spec) -> None:

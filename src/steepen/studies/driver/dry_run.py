@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from steepen.errors import SteepenError
@@ -19,84 +19,48 @@ from steepen.studies.answer import Work
 from steepen.studies.cells import lead
 
 
-class _Unfinished(Exception):
-    """Runs of a simulated study that have no record yet."""
-
-    def __init__(self, runs: list[RunSpec]) -> None:
-        self.runs = runs
+class _Stop(Exception):
+    """Stops a simulated study at the first batch with unfinished runs."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class SimulatedStudy:
-    """Result of simulating a study: its answer, or the runs that it would make next."""
+    """How far a study comes with the finished records, and the runs that it would make next."""
 
-    finished: int  # requested runs that are in the store
-    batch: list[RunSpec]  # unfinished runs of the current batch, and later ones that do not depend on results
-    complete: bool  # the study returned its answer: nothing is left to run
+    finished: set[str] = field(default_factory=set[str])  # requested runs that are in the store
+    unfinished: dict[str, RunSpec] = field(default_factory=dict[str, RunSpec])  # requested, by hash
+    complete: bool = False  # the study returned its answer: nothing is left to run
     answer: Any = None
-    later: list[RunSpec] = field(default_factory=list[RunSpec])  # estimated from stand-in results
 
 
-def simulate_study(study: Work[Any], store: RunStore, *, accept_diverged: bool = False) -> SimulatedStudy:
-    """Step through a study with the finished records, as far as they go; start and write nothing."""
-    finished: set[str] = set()
-
-    def records(specs: Sequence[RunSpec]) -> list[RunRecord | None]:
-        missing = _unfinished(specs, store, accept_diverged)
-        finished.update({spec.hash for spec in specs} - missing.keys())
-        if missing:
-            raise _Unfinished(list(missing.values()))
-        return [store.record(spec) for spec in specs]
-
-    try:
-        answer = lead(study, records)
-    except _Unfinished as stop:
-        study.close()
-        return SimulatedStudy(len(finished), stop.runs, complete=False)
-    return SimulatedStudy(len(finished), [], complete=True, answer=answer)
-
-
-def simulate_with_stand_ins(
-    make_study: Callable[[], Work[Any]],
-    store: RunStore,
-    stand_ins: Sequence[Callable[[RunSpec], RunRecord]],
-    *,
-    accept_diverged: bool = False,
-) -> SimulatedStudy:
-    """Simulate a study to its end, with synthetic records for the runs that have not finished.
-
-    `stand_ins` make these records. Runs that the study requests with every one of them do not depend on the
-    results; those requested only with the first estimate how many more follow. Without stand-ins this is
-    `simulate_study`.
-    """
-    first = simulate_study(make_study(), store, accept_diverged=accept_diverged)
-    if first.complete or not stand_ins:
-        return first
-    requests = [_requested_specs(make_study(), store, stand_in, accept_diverged) for stand_in in stand_ins]
-    certain = {spec.hash: spec for spec in first.batch}
-    certain |= {run: spec for run, spec in requests[0].items() if all(run in other for other in requests)}
-    later = [spec for run, spec in requests[0].items() if run not in certain]
-    return replace(first, batch=list(certain.values()), later=later)
-
-
-def _requested_specs(
+def simulate_study(
     study: Work[Any],
     store: RunStore,
-    stand_in: Callable[[RunSpec], RunRecord],
-    accept_diverged: bool,
-) -> dict[str, RunSpec]:
-    """Every unfinished run that a study requests if their records are the stand-in's, by hash."""
-    requested: dict[str, RunSpec] = {}
+    *,
+    accept_diverged: bool = False,
+    stand_in: Callable[[RunSpec], RunRecord] | None = None,
+) -> SimulatedStudy:
+    """Step through a study with the finished records; start and write nothing.
+
+    It stops at the first batch with unfinished runs, or goes on with the records that `stand_in` makes of
+    them.
+    """
+    found = SimulatedStudy()
 
     def records(specs: Sequence[RunSpec]) -> list[RunRecord | None]:
         missing = _unfinished(specs, store, accept_diverged)
-        requested.update(missing)
-        return [stand_in(spec) if spec.hash in missing else store.record(spec) for spec in specs]
+        found.finished |= {spec.hash for spec in specs} - missing.keys()
+        found.unfinished |= missing
+        if missing and stand_in is None:
+            raise _Stop
+        return [stand_in(spec) if stand_in and spec.hash in missing else store.record(spec) for spec in specs]
 
     # Synthetic records beside real ones may fail a fit: then what was requested so far is returned.
-    with contextlib.suppress(SteepenError):
-        lead(study, records)
-    return requested
+    with contextlib.suppress(_Stop, *([SteepenError] if stand_in else [])):
+        found.answer = lead(study, records)
+        found.complete = not found.unfinished
+    study.close()
+    return found
 
 
 def _unfinished(specs: Sequence[RunSpec], store: RunStore, accept_diverged: bool) -> dict[str, RunSpec]:
@@ -127,16 +91,25 @@ def dry_run(
 ) -> DryRun:
     """The runs that a study would make next, with FLOPs, time and cost; starts and writes nothing.
 
-    `stand_ins` make synthetic records that lead an adaptive study to its later runs.
+    `stand_ins` make synthetic records that lead an adaptive study to its later runs. Runs that it requests
+    with every one of them do not depend on results; those requested only with the first estimate how many
+    more follow.
     """
-    found = simulate_with_stand_ins(make_study, store, stand_ins, accept_diverged=accept_diverged)
-    varied = varied_settings(found.batch)
+    found = simulate_study(make_study(), store, accept_diverged=accept_diverged)
+    asked = [
+        simulate_study(make_study(), store, accept_diverged=accept_diverged, stand_in=one).unfinished
+        for one in (() if found.complete else stand_ins)
+    ]
+    first = asked[0] if asked else dict[str, RunSpec]()
+    certain = {run: spec for run, spec in first.items() if all(run in other for other in asked)}
+    batch = found.unfinished | certain
+    later = [spec for run, spec in first.items() if run not in batch]
+    specs, varied = list(batch.values()), varied_settings(batch.values())
     return DryRun(
-        found.finished, found.complete, tuple(_row(spec, store, speed, varied) for spec in found.batch),
-        slots, speed.source(found.batch), dollars_per_hour,
-        len(found.later), sum(map(expected_flops, found.later)),
-        sum(speed.seconds(spec) * speed.gpus(spec) for spec in found.later),
-        all(spec.data.identity != UNKNOWN_DATA for spec in found.batch), on_cpu,
+        len(found.finished), found.complete, tuple(_row(spec, store, speed, varied) for spec in specs),
+        slots, speed.source(specs), dollars_per_hour, len(later), sum(map(expected_flops, later)),
+        sum(speed.seconds(spec) * speed.gpus(spec) for spec in later),
+        all(spec.data.identity != UNKNOWN_DATA for spec in specs), on_cpu,
     )  # fmt: skip
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.recipe.paper_tables import INITIAL
 from steepen.recipe.recipe import Recipe
-from steepen.studies.answer import Answer, Draft, Study
+from steepen.studies.answer import Answer, Draft, Study, Work
 from steepen.studies.cells import Plan, measure, plan_grid, run_concurrently, table
 from steepen.studies.context import Arms, StudyContext, find_arms, require_all_finished
 from steepen.studies.ladders.ladder import compare_ladders
@@ -44,20 +45,26 @@ def transfer(
     chosen = [arm for arm in find_arms(arms or ("operator-1",)) if arm.name != source_arm.name]
     if not chosen:
         raise UsageError("give at least one arm besides the one whose recipe is transferred.")
-    works: list[Study] = []
-    if "probe" in wanted:
-        works.append(_probe(context, source_arm, chosen))
-    if "ladder" in wanted:
-        works.append(_ladders(context, source_arm, chosen, rungs, seeds))
-    answers: list[Answer] = yield from run_concurrently(works)
+    question = (
+        f"What does {source_arm.name}'s recipe cost {', '.join(arm.name for arm in chosen)}, and does it "
+        "change their fitted exponents?"
+    )
+    works: dict[str, Work[Any]] = {
+        "probe": _probe(context, source_arm, chosen),
+        "ladder": compare_ladders(
+            context, _ladders(context, source_arm, chosen, rungs), source_arm.name, study="transfer",
+            section=SECTION, question=question, seeds=seeds, by_time=False,
+        ),
+    }  # fmt: skip
+    parts_found: list[Draft | Answer] = yield from run_concurrently([works[part] for part in wanted])
     draft = Draft()
-    for answer in answers:
-        draft.add(answer)
-    draft.method = list(answers[-1].method)
-    return draft.answer("transfer", _question(source_arm, chosen), SECTION)
+    for found in parts_found:
+        draft.add(found)
+    draft.method = list(parts_found[-1].method)
+    return draft.answer("transfer", question, SECTION)
 
 
-def _probe(context: StudyContext, source_arm: Arm, chosen: Sequence[Arm]) -> Study:
+def _probe(context: StudyContext, source_arm: Arm, chosen: Sequence[Arm]) -> Work[Draft]:
     source, threshold = source_arm.name, context.preset.grids.chain.threshold
 
     def plan(arm: Arm, recipe: str) -> Plan:
@@ -79,7 +86,7 @@ def _probe(context: StudyContext, source_arm: Arm, chosen: Sequence[Arm]) -> Stu
         for name in names
     ]  # fmt: skip
     caption = "Regret: loss with the transferred recipe minus loss with the arm's own, at the base size."
-    draft = Draft(
+    return Draft(
         findings=[_sentence(name, source, regret[name], threshold) for name in names[1:]],
         values={
             "probe": {
@@ -101,7 +108,6 @@ def _probe(context: StudyContext, source_arm: Arm, chosen: Sequence[Arm]) -> Stu
         method=[f"Base size on {context.preset.fixed_tokens:,} tokens, one seed."],
         runs=cells.column("run"),
     )
-    return draft.answer("transfer", _question(source_arm, chosen), SECTION)
 
 
 def _sentence(name: str, source: str, regret: float, threshold: float) -> str:
@@ -115,17 +121,15 @@ def _sentence(name: str, source: str, regret: float, threshold: float) -> str:
 
 
 def _ladders(
-    context: StudyContext, source_arm: Arm, chosen: Sequence[Arm], rungs: Sequence[int], seeds: Sequence[int]
-) -> Study:
+    context: StudyContext, source_arm: Arm, chosen: Sequence[Arm], rungs: Sequence[int]
+) -> list[LadderSpec]:
+    """The source's ladder, and every other arm's with its own recipe and with the transferred one."""
     ladders = [ladder_spec(context, source_arm, rungs)]
     for arm in chosen:
         own = ladder_spec(context, arm, rungs)
         transferred = transferred_recipe(context, source_arm, arm)
-        ladders += [own, LadderSpec(arm, transferred, own.depths, variant=f"{source_arm.name} recipe")]
-    return compare_ladders(
-        context, ladders, source_arm.name, study="transfer", section=SECTION,
-        question=_question(source_arm, chosen), seeds=seeds, by_time=False,
-    )  # fmt: skip
+        ladders += [own, replace(own, recipe=transferred, variant=f"{source_arm.name} recipe")]
+    return ladders
 
 
 def transferred_recipe(context: StudyContext, source_arm: Arm, arm: Arm) -> Recipe:
@@ -139,8 +143,3 @@ def transferred_recipe(context: StudyContext, source_arm: Arm, arm: Arm) -> Reci
     return replace(
         own, base=replace(source.base, injection_weight=alpha), learning_rate_base=source.learning_rate_base
     )
-
-
-def _question(source_arm: Arm, chosen: Sequence[Arm]) -> str:
-    names = ", ".join(arm.name for arm in chosen)
-    return f"What does {source_arm.name}'s recipe cost {names}, and does it change their fitted exponents?"
