@@ -82,6 +82,11 @@ def shorten(text: str, limit: int = MAX_SHOWN) -> str:
     return text if len(text) <= limit else f"{text[:limit]}…"
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type where it has none: other libraries print pages."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def show(value: object) -> str:
     """A value for an error sentence, as repr prints it but bounded in depth, items and length."""
     return shorten(_repr.repr(value))

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from steepen.errors import Failure, SteepenError
+from steepen.errors import Failure, SteepenError, first_line
 from steepen.utils.codec import from_builtins, to_builtins
 
 FAULT_DIRECTORY_VARIABLE = "STEEPEN_FAULT_DIRECTORY"  # set by `steepen train --gpus`, which prints the faults
@@ -115,7 +115,7 @@ class Monitor:
             when, rank = min(others)
             if time.monotonic() - when > SILENT_AFTER_ERROR_SECONDS:
                 return RankLost(self._silent_sentence(rank))
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = first_line(error)
         return RankLost(
             f"rank {self.rank} lost its connection to the others at step {self._step:,} ({reason})."
         )

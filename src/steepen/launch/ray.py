@@ -10,10 +10,10 @@ from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from steepen.errors import Failure, SteepenError, UsageError
+from steepen.errors import Failure, SteepenError, UsageError, first_line
 from steepen.launch.base import Job, LaunchContext, LauncherBase, Outcome
 from steepen.launch.local import MAX_PER_MACHINE, available_cores, visible_gpus
-from steepen.launch.worker import NODES_VARIABLE, Attempt, Task, python_path, run_task
+from steepen.launch.worker import NODES_VARIABLE, Attempt, Task, python_path, run_task, variable
 from steepen.runs.spec import RunSpec
 from steepen.utils.formatting import is_number
 from steepen.utils.validate import is_whole
@@ -53,17 +53,12 @@ def _loopback_only() -> Generator[None]:
     """
     from ray._private import ray_constants
 
-    name, before = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", ray_constants.ENABLE_RAY_CLUSTER
-    set_before = os.environ.get(name)
-    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
     try:
-        yield
+        with variable("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"):
+            yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
-        if set_before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = set_before
 
 
 class RayLauncher(LauncherBase):
@@ -115,14 +110,8 @@ class RayLauncher(LauncherBase):
         if self.jobs is not None:
             return self.jobs
         if not self.ray.is_initialized():
-            return max(
-                1,
-                int(
-                    (len(visible_gpus()) / self._gpus)
-                    if self._gpus
-                    else available_cores() / max(self.num_cpus, 1e-9)
-                ),
-            )
+            gpus, cores = len(visible_gpus()), available_cores()
+            return max(1, int(gpus / self._gpus if self._gpus else cores / max(self.num_cpus, 1e-9)))
         have = self.ray.cluster_resources()
         count = self.context.gpus_per_run.count
         ranks = 1 if count == "auto" else count
@@ -155,8 +144,9 @@ class RayLauncher(LauncherBase):
                 self.ray.init(**options)
         except Exception as error:
             where = self.address or "this machine"
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise SteepenError(f"Ray could not be reached or started at {where}: {reason}") from error
+            raise SteepenError(
+                f"Ray could not be reached or started at {where}: {first_line(error)}"
+            ) from error
         self.started_here = True
 
     def start(self, jobs: Sequence[Job]) -> None:
@@ -272,8 +262,7 @@ class RayLauncher(LauncherBase):
             reason = str(error).strip().splitlines()[-1]
             return Attempt(Failure("Failed", f"the task failed on its node: {reason}", 70))
         except self.ray.exceptions.RayError as error:  # worker, node or object lost
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            return Attempt(Failure("WorkerLost", f"its worker was lost. {reason}", transient=True))
+            return Attempt(Failure("WorkerLost", f"its worker was lost. {first_line(error)}", transient=True))
 
 
 def worst_attempt(attempts: Sequence[Attempt]) -> Attempt:

@@ -8,15 +8,15 @@ import os
 import subprocess
 import time
 import uuid
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steepen.errors import Failure, SteepenError, UsageError, show
+from steepen.errors import Failure, SteepenError, UsageError, first_line, show
 from steepen.launch.base import Job, LaunchContext, LauncherBase
 from steepen.launch.local import MAX_PER_MACHINE, available_cores
-from steepen.launch.worker import Attempt, Task, TaskProcess, python_path
+from steepen.launch.worker import Attempt, Task, TaskProcess, python_path, variable
 from steepen.utils.codec import from_builtins, to_builtins
 from steepen.utils.json_io import read_json, with_checksum, without_checksum, write_json
 from steepen.utils.validate import is_whole
@@ -83,7 +83,7 @@ class SlurmJob:
                     self.process = TaskProcess(task, None if self.process is None else self.process.worker)
                     attempt = self.process.wait()
                 except Exception as error:
-                    reason = f"{type(error).__name__}: {_first_line(error)}"
+                    reason = f"{type(error).__name__}: {first_line(error)}"
                     attempt = Attempt(Failure("Failed", f"the job failed on its node: {reason}", 70))
                 if not self.stopped and _is_first_task():
                     write_json(result, with_checksum(to_builtins(attempt)))
@@ -164,7 +164,7 @@ class SlurmLauncher(LauncherBase):
                 **_submitit_parameters({"timeout_min": _DEFAULT_TIMEOUT_MINUTES, **options})
             )
         except (TypeError, ValueError, NameError, RuntimeError, AssertionError) as error:
-            raise UsageError(f"submitit rejects these options: {_first_line(error)}") from error
+            raise UsageError(f"submitit rejects these options: {first_line(error)}") from error
         self.in_queue: list[Any] = []  # Slurm jobs that have not ended
         self.queue = Queue()
         self.waiting: list[Job] = []  # for a place in the queue
@@ -218,10 +218,10 @@ class SlurmLauncher(LauncherBase):
                 if self.cluster != "local":
                     layout["gpus_per_node"] = on_node
                 self.executor.update_parameters(**layout)
-            with _source_on_path():
+            with variable("PYTHONPATH", python_path()):  # jobs inherit it from the process that submits them
                 handles = self.executor.submit_array(tasks)
         except Exception as error:  # submitit raises what sbatch printed
-            raise SteepenError(f"the jobs could not be submitted: {_first_line(error)}") from error
+            raise SteepenError(f"the jobs could not be submitted: {first_line(error)}") from error
         self.queue.ask_soon()
         for group, handle, own in zip(groups, handles, results, strict=True):
             self.in_queue.append(handle)
@@ -290,21 +290,3 @@ def _submitit_parameters(options: dict[str, Any]) -> dict[str, Any]:
         name if name in _SUBMITIT_OPTIONS or name.startswith("slurm_") else f"slurm_{name}": value
         for name, value in options.items()
     }
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-@contextlib.contextmanager
-def _source_on_path() -> Generator[None]:
-    """Put this source tree on PYTHONPATH, which jobs inherit from the process that submits them."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = python_path()
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -195,6 +196,20 @@ def python_path() -> str:
     source = str(Path(__file__).resolve().parents[2])
     paths = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return os.pathsep.join(dict.fromkeys(paths))
+
+
+@contextlib.contextmanager
+def variable(name: str, value: str) -> Generator[None]:
+    """Set an environment variable, for what is started in the block; afterwards it is as it was."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _environment() -> dict[str, str]:

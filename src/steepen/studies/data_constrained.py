@@ -160,7 +160,7 @@ def _add_family(
     slices = families.matched_compute_slices(family.cells, budgets, "linear")
     draft.findings.append(families.range_sentence(family.title, slices))
     loss = families.loss_panel(family.short, family.cells)
-    if family.reference:
+    if family.reference.having("loss"):
         label = "frontier of tied passes with the operator"
         edge = plot.line(label, *_frontier(family.reference), role="control", style="dashed")
         loss = replace(loss, series=(*loss.series, edge), caption=f"Dashed: {label}.")

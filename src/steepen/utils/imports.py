@@ -13,7 +13,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from steepen.errors import UsageError, shorten
+from steepen.errors import UsageError, first_line, shorten
 
 MODULE_ATTRIBUTE = re.compile(r"([^\W\d]\w*(?:\.\w+)*):[^\W\d]\w*(?:\.\w+)*")
 
@@ -64,8 +64,7 @@ def import_object(name: str, what: str, *, own: Container[str] = (), values: typ
         for part in attribute.split(".") if named else ():
             found = getattr(found, part)
     except Exception as error:  # whatever the user's module does when it is imported
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UsageError(f"the {what} {name!r} could not be loaded: {reason}.") from error
+        raise UsageError(f"the {what} {name!r} could not be loaded: {first_line(error)}.") from error
     if named:
         return found
     found = vars(found).get(attribute)  # no dotted names: they lead to other modules and to builtins

@@ -27,11 +27,53 @@ from steepen.studies.registry import choose_parts
 from steepen.studies.stages.chain_tuning import DISCRETE
 from steepen.studies.sweeps import fit_drift_over, law_values
 
+SECTION = "Appendix A.4.4, Stage 4: Fit the Learning-Rate Rule"
+RecipeKind = Literal["constant", "scaled", "screen"]  # learning rate constant over sizes, or by the rule
 # Schedule and Adam settings have listed values (those of chain tuning) instead of multiples.
 LISTED: dict[str, tuple[float, ...]] = {
     name: values for settings in DISCRETE.values() for name, values in settings.items()
 }
 LISTED["adam_eps"] = (1e-14, 1e-12, *LISTED["adam_eps"])  # the paper's screen also goes below the base
+
+
+@dataclass(frozen=True)
+class HyperparameterSweeps:
+    """All slices of one arm under one recipe; cells vary by `name`, `depth` and `multiple` of the base."""
+
+    arm: str
+    kind: RecipeKind
+    recipe: str  # the kind in words: "constant", "+GLR (β = −0.6)"
+    cells: Cells
+    drifts: dict[str, Drift]
+
+    @property
+    def names(self) -> list[str]:
+        """The hyperparameters, in the order of their sweeps."""
+        return list(dict.fromkeys(self.cells.column("name")))
+
+    @property
+    def base(self) -> Cells:
+        """The runs at the base values, one for each depth."""
+        return self.cells.where(name=self.names[0], multiple=1.0)
+
+    @property
+    def rate_law(self) -> PowerLawFit | None:
+        """The drift of the best learning rate; None where too few sizes have an optimum."""
+        drift = self.drifts.get("learning_rate")
+        return None if drift is None else drift.law
+
+
+@dataclass(frozen=True)
+class LearningRateRule:
+    """The rule lr(N) = anchor·(N/N_base)^exponent to use for an arm.
+
+    A growing arm's exponent is the one of the arm it starts as (`inherited`) plus the measured drift around
+    it, to one decimal, and its anchor is fitted again; `anchor` is None if the recipe's stays.
+    """
+
+    exponent: float
+    anchor: float | None = None
+    inherited: float | None = None
 
 
 def lr_rule(context: StudyContext, *, arms: Arms = (), parts: Sequence[str] = ()) -> Study:
@@ -78,33 +120,36 @@ def fit_rule(context: StudyContext, arm: Arm) -> Work[list[HyperparameterSweeps]
         return [(yield from sweep_hyperparameters(context, arm, around, "scaled", *swept))]
     constant = context.constant_recipe(arm)
     first = yield from sweep_hyperparameters(context, arm, constant, "constant", *swept)
-    beta = rounded_exponent(first.drifts.get("learning_rate"))
-    if beta is None:
+    if first.rate_law is None:
         return [first]
-    scaled = replace(constant, learning_rate_exponent=beta)
+    scaled = replace(constant, learning_rate_exponent=_rounded(first.rate_law.exponent))
     return [first, (yield from sweep_hyperparameters(context, arm, scaled, "scaled", *swept))]
 
 
 def adopted_rule(context: StudyContext, arm: Arm, found: Sequence[HyperparameterSweeps]) -> LearningRateRule:
     """The rule a ladder would use: fitted to one decimal, or the recipe's where it cannot be had."""
-    drift, own = found[0].drifts.get("learning_rate"), context.recipe(arm).learning_rate_exponent
+    law, own = found[0].rate_law, context.recipe(arm).learning_rate_exponent
     if not arm.passes.grows:
-        beta = rounded_exponent(drift)
-        return LearningRateRule(own if beta is None else beta)
+        return LearningRateRule(own if law is None else _rounded(law.exponent))
     around = with_inherited_rule(context, arm)
     inherited = around.learning_rate_exponent
-    if drift is None or drift.law is None:
+    if law is None:
         return LearningRateRule(own, inherited=inherited)
-    beta = round(inherited + drift.law.exponent, 1) + 0.0
-    base = context.stored_parameters(arm, around.base_depth)
+    beta, base = _rounded(inherited + law.exponent), context.stored_parameters(arm, around.base_depth)
     rate = around.base.learning_rate if around.learning_rate_base is None else around.learning_rate_base
-    # Optima are multiples of the inherited rate of their size.
+    # Optima are multiples of the inherited rate of their size: each is carried to the base size by the new
+    # exponent, and the anchor is their geometric mean.
     logs = [
         math.log(rate * vertex.x) + (inherited - beta) * math.log(vertex.budget / base)
-        for vertex in drift.vertices
+        for vertex in found[0].drifts["learning_rate"].vertices
         if vertex.interior
     ]
     return LearningRateRule(beta, float(f"{math.exp(float(np.mean(logs))):.2g}"), inherited)
+
+
+def _rounded(exponent: float) -> float:
+    """β to one decimal, as the paper specifies it: the error of three sizes is no smaller. Never −0."""
+    return round(exponent, 1) + 0.0
 
 
 def with_inherited_rule(context: StudyContext, arm: Arm) -> Recipe:
@@ -122,11 +167,6 @@ def inherited_recipe(context: StudyContext, arm: Arm) -> Recipe:
     """A growing arm's recipe with the base, the TPP and the rule of the arm it starts as."""
     source = context.recipe(starting_arm(arm))
     return replace(with_inherited_rule(context, arm).with_tpp(source.tpp), base=source.base)
-
-
-def rounded_exponent(drift: Drift | None) -> float | None:
-    """β to one decimal, as the paper specifies it; None if too few runs finished for one."""
-    return None if drift is None or drift.law is None else round(drift.law.exponent, 1) + 0.0
 
 
 def sweep_hyperparameters(
@@ -153,9 +193,7 @@ def sweep_hyperparameters(
     fitted = {name: fit_drift_over(cells.where(name=name), "stored") for name in names if name not in LISTED}
     words = f"+GLR (β = {recipe.learning_rate_exponent:+.1f})" if kind == "scaled" else kind
     drifts = {name: drift for name, drift in fitted.items() if drift is not None}
-    return HyperparameterSweeps(
-        arm.name, kind, words, cells, drifts, tuple(name for name in names if name in LISTED)
-    )
+    return HyperparameterSweeps(arm.name, kind, words, cells, drifts)
 
 
 def swept_values(name: str, base: float, multiples: Sequence[float]) -> list[tuple[float, float]]:
@@ -166,51 +204,6 @@ def swept_values(name: str, base: float, multiples: Sequence[float]) -> list[tup
         return [(value, value) for value in values]
     # A base value of zero has no multiples.
     return [(multiple, base * multiple) for multiple in sorted(multiples) if base or multiple == 1.0]
-
-
-SECTION = "Appendix A.4.4, Stage 4: Fit the Learning-Rate Rule"
-RecipeKind = Literal["constant", "scaled", "screen"]  # learning rate constant over sizes, or by the rule
-
-
-@dataclass(frozen=True)
-class HyperparameterSweeps:
-    """All slices of one arm under one recipe; cells vary by `name`, `depth` and `multiple` of the base."""
-
-    arm: str
-    kind: RecipeKind
-    recipe: str  # the kind in words: "constant", "+GLR (β = −0.6)"
-    cells: Cells
-    drifts: dict[str, Drift]
-    listed: tuple[str, ...] = ()  # hyperparameters swept over listed values, not multiples of the base
-
-    @property
-    def names(self) -> list[str]:
-        """The hyperparameters, in the order of their sweeps."""
-        return list(dict.fromkeys(self.cells.column("name")))
-
-    @property
-    def base(self) -> Cells:
-        """The runs at the base values, one for each depth."""
-        return self.cells.where(name=self.names[0], multiple=1.0)
-
-    @property
-    def rate_law(self) -> PowerLawFit | None:
-        """The drift of the best learning rate; None where too few sizes have an optimum."""
-        drift = self.drifts.get("learning_rate")
-        return None if drift is None else drift.law
-
-
-@dataclass(frozen=True)
-class LearningRateRule:
-    """The rule lr(N) = anchor·(N/N_base)^exponent to use for an arm.
-
-    A growing arm's exponent is the one of the arm it starts as (`inherited`) plus the measured drift around
-    it, to one decimal, and its anchor is fitted again; `anchor` is None if the recipe's stays.
-    """
-
-    exponent: float
-    anchor: float | None = None
-    inherited: float | None = None
 
 
 def lr_rule_answer(
@@ -306,7 +299,7 @@ def _exponent(law: PowerLawFit) -> str:
 def _screened(one: HyperparameterSweeps) -> str:
     spans = {name: drift.span or 0.0 for name, drift in one.drifts.items()}
     top = max(one.cells.column("depth"))
-    for name in one.listed:  # at the largest size, as for the others
+    for name in LISTED:  # at the largest size, as for the others
         losses = one.cells.where(name=name, depth=top).having("loss").column("loss")
         if len(losses) > 1:
             spans[name] = max(losses) - min(losses)
@@ -389,7 +382,7 @@ def _sweep_panels(swept: Sequence[HyperparameterSweeps]) -> list[Panel]:
 
 
 def _screen_panel(one: HyperparameterSweeps, name: str) -> Panel:
-    words, listed = name.replace("_", " "), name in one.listed
+    words, listed = name.replace("_", " "), name in LISTED
     code = paper_code(name)
     return Panel(
         f"{words} ({code})" if code else words,
