@@ -27,7 +27,7 @@ from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.core.bundle import Bundle
 from steepen.evaluation.evaluate_many import choose_part
 from steepen.launch.base import _parse_option as parse_launcher_option
-from steepen.launch.cost_estimate import MAX_FLOPS, MAX_GPUS, MAX_SECONDS, Budget, GpusPerRun
+from steepen.launch.cost_estimate import MAX_FLOPS, MAX_GPUS, Budget, GpusPerRun
 from steepen.laws.read_table import read_table
 from steepen.laws.registered_forecasts import read_registered
 from steepen.laws.table import table_from
@@ -54,7 +54,7 @@ from steepen.utils.codec import from_builtins, to_builtins
 from steepen.utils.expression import parse_condition
 from steepen.utils.imports import code_from
 from steepen.utils.json_io import parse_json, with_checksum, without_checksum
-from steepen.utils.values import MAX_LIST, parse_words
+from steepen.utils.values import MAX_LIST, MAX_SECONDS, parse_words
 from steepen.utils.yaml_io import load_yaml
 
 SPEC = make_spec()

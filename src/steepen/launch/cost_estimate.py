@@ -6,10 +6,10 @@ order, as long as their FLOPs or seconds fit into what one command may spend.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import platform
-import re
 import statistics
 import time
 from collections.abc import Iterable, Sequence
@@ -26,6 +26,7 @@ from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunDirectory
 from steepen.utils.formatting import format_duration
 from steepen.utils.validate import is_whole
+from steepen.utils.values import parse_duration
 
 MAX_HOURS = 24.0  # `auto` takes more GPUs for a run that would train for longer
 MFU = 0.4  # assumed for that
@@ -242,8 +243,6 @@ def makespan(seconds: Sequence[float], slots: int) -> float:
 
 
 MAX_FLOPS = 1e40
-MAX_SECONDS = 36_500 * 86_400.0
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class BudgetReached(SteepenError):
@@ -265,14 +264,10 @@ class Budget:
     @staticmethod
     def parse(text: str) -> Budget:
         """Parse FLOPs (`1e15`) or time (`90s`, `30m`, `2h`, `1d`, `1h30m`)."""
-        compact = text.strip().lower().replace(" ", "")
-        if re.fullmatch(r"(\d+(\.\d+)?[smhd])+", compact):
-            parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", compact)
-            seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
-            if 0 < seconds <= MAX_SECONDS:
-                return Budget(seconds=seconds)
+        with contextlib.suppress(ValueError):
+            return Budget(seconds=parse_duration(text))
         try:
-            value = float(compact.removesuffix("flops"))
+            value = float(text.lower().replace(" ", "").removesuffix("flops"))
         except ValueError:
             value = math.nan
         if not 0 < value <= MAX_FLOPS:

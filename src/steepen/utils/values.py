@@ -7,7 +7,6 @@ its type here, so it has one range.
 
 from __future__ import annotations
 
-import math
 import re
 import types
 import typing
@@ -19,6 +18,7 @@ from steepen.utils.codec import Range
 
 SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+MAX_SECONDS = 36_500 * 86_400.0
 MAX_DEPTH = 10_000
 MAX_LIST = 10_000  # items that a range like 0-9999 may have
 
@@ -45,9 +45,10 @@ def parse_number(text: str) -> float:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of a text such as 90s, 30m, 2h or 1d."""
-    value = float(text.strip()[:-1]) * SECONDS[text.strip()[-1:].lower()] if text.strip() else math.nan
-    if not (math.isfinite(value) and value > 0):
+    """Seconds of a text such as 90s, 30m, 2h, 1d or 1h30m."""
+    words = text.lower().replace(" ", "")
+    value = sum(float(number) * SECONDS[unit] for number, unit in re.findall(r"([\d.]+)([smhd])", words))
+    if not (re.fullmatch(r"([\d.]+[smhd])+", words) and 0 < value <= MAX_SECONDS):
         raise ValueError
     return value
 
@@ -108,7 +109,9 @@ Pairs: TypeAlias = Annotated[
     dict[str, str], Text(parse_pairs, "pairs with commas, as loss=val_loss,arm=model")
 ]
 Device: TypeAlias = Annotated[str, Text(parse_device, "auto, cpu, cuda or cuda:N")]
-Duration: TypeAlias = Annotated[float, Text(parse_duration, "a time like 90s, 30m, 2h or 1d", "<time>")]
+Duration: TypeAlias = Annotated[
+    float, Text(parse_duration, "a time like 90s, 30m, 2h or 1d", "<time>")
+]
 
 if typing.TYPE_CHECKING:
     Several: TypeAlias = Any  # editors accept one value too
