@@ -182,6 +182,8 @@ class LauncherBase(ABC):
         if isinstance(result, RunRecord):
             return Outcome(job.spec, record=result, retries=job.retries, result=attempt.result)
         if result.transient:
+            # A run that saves between losses is retried for ever, as on preempted nodes; one that does not
+            # come to its next checkpoint would not the fifth time either.
             job.retries_without_progress = (
                 0 if job.run.saved_step() > job.saved_step else job.retries_without_progress + 1
             )

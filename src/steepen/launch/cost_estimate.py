@@ -138,6 +138,8 @@ class Speed:
         samples = self._samples_like([spec])
         if not samples:
             return flops / self.assumed_flops_per_second / self.gpus(spec) + START_SECONDS
+        # Small networks leave a device idle, so speed depends on size: the three runs nearest to it count.
+        # The median leaves out one that was disturbed, or was the first and compiled for all.
         size = whole / spec.tokens
         near = sorted(samples, key=lambda sample: abs(math.log(sample.flops_per_token / size)))[:3]
         rate = statistics.median(sample.flops_per_second for sample in near)

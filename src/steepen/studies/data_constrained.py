@@ -233,6 +233,7 @@ def _grid(
     tuned: Cells = Rows(cell for cell in cells if chosen[cell["depth"]] == cell["decay"])
     title, short = f"tied, {regime}, decay chosen at K = 1", f"{regime}, decay of K = 1"
     _add_family(draft, columns, Family(title, "tuned decay", REGIMES, short, tuned), grid.budgets)
+    # Through the five lowest: over the whole grid (the paper's: a factor of 32) loss is no parabola.
     optima = find_optima(cells, ("depth", "passes"), "decay", nearest=5)
     draft.tables.insert(0, _decay_table(optima))
     fixed = cells.where(decay=grid.decay)

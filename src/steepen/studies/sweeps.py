@@ -1,4 +1,10 @@
-"""Optima of sweeps: the vertex of every group of cells, and how an optimum drifts with size."""
+"""Optima of sweeps: the vertex of every group of cells, and how an optimum drifts with size.
+
+A sweep tries a few values of one thing at equal compute. Near its optimum log loss is a parabola of the
+logarithm, so its vertex is better known than the best of the values tried. A vertex outside the values tried
+is censored: it says only on which side the optimum lies. It is shown (hollow), and takes part in no mean and
+no law, which its arbitrary distance would bias.
+"""
 
 from __future__ import annotations
 
@@ -123,5 +129,6 @@ def mean_with_error(fit: IsoflopFit, digits: int) -> str:
 
 def error_of_mean(fit: IsoflopFit) -> float | None:
     """Standard error of the mean optimum of several sweeps, from their spread; None for fewer than two."""
+    # Not from the parabolas' own errors: those know nothing of what differs from budget to budget.
     inside = [vertex.x for vertex in fit.vertices if vertex.interior]
     return float(np.std(inside, ddof=1)) / math.sqrt(len(inside)) if len(inside) > 1 else None

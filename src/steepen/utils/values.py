@@ -109,9 +109,7 @@ Pairs: TypeAlias = Annotated[
     dict[str, str], Text(parse_pairs, "pairs with commas, as loss=val_loss,arm=model")
 ]
 Device: TypeAlias = Annotated[str, Text(parse_device, "auto, cpu, cuda or cuda:N")]
-Duration: TypeAlias = Annotated[
-    float, Text(parse_duration, "a time like 90s, 30m, 2h or 1d", "<time>")
-]
+Duration: TypeAlias = Annotated[float, Text(parse_duration, "a time like 90s, 30m, 2h or 1d", "<time>")]
 
 if typing.TYPE_CHECKING:
     Several: TypeAlias = Any  # editors accept one value too

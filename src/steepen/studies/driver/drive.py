@@ -187,6 +187,7 @@ class _BatchRunner:
         if self.budget is None:
             return True
         flops, seconds = self._remaining_cost(spec)
+        # It starts once fewer than `slots` of the admitted runs are left: at the slots-th latest end.
         ends = sorted(self.expected_ends.values(), reverse=True)
         slots, now = self.launcher.slots, time.monotonic()
         start = max(now, ends[slots - 1]) if len(ends) >= slots else now

@@ -60,6 +60,7 @@ def extrapolate(
     measured: list[ladder_runs.MeasuredLadder] = yield from ladder_runs.run_ladders(context, ladders, seeds)
     law = ladder_runs.judge_ladders(context, measured, reference.name).primary_fit.arms[own.label]
     expected = mean_flops_per_token(target, planned.shape, planned.schedule).total * planned.tokens
+    # Before the held-out run is requested: what a fit has seen cannot test it.
     forecast = float(law.predict(expected))
     held: list[ladder_runs.MeasuredLadder] = yield from ladder_runs.run_ladders(
         context, [replace(own, depths=(depth,))], seeds

@@ -102,6 +102,7 @@ def compare_ladders(
     draft = Draft(warnings=warnings)
     if borrowed:
         draft.cautions.append(_borrowed_caution(context, possible, borrowed, cost=study == "ladder"))
+    # Constants A compare at a compute that the ladders span; elsewhere a difference of exponents is in them.
     at = c0 or _tuned_compute(context, next(ladder for ladder in possible if ladder.label == reference))
     known: dict[str, Any] = {"noise": noise, "lr_regret": lr_regret}
     analysis = ladder_runs.judge_ladders(context, measured, reference, c0=at, **known)

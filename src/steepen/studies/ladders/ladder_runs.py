@@ -144,7 +144,7 @@ def to_ladders(measured: Sequence[MeasuredLadder], by: Measure = "flops") -> dic
         for cost, records in zip(one.costs(by), one.runs.values(), strict=True)
         for record in records
     ]
-    columns = dict(zip(("arm", "flops", "loss", "seed"), zip(*rows, strict=True), strict=True))
+    columns = dict(zip(["arm", "flops", "loss", "seed"], zip(*rows, strict=True), strict=True))
     ladders = read_ladders(table_from(columns, "the study's runs"))
     unit = "FLOPs" if by == "flops" else by
     return {

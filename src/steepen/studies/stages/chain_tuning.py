@@ -188,6 +188,7 @@ def settings_to_adopt(
     found: dict[str, tuple[float, float]] = {}
     for name, value, loss in tries:
         if loss < baseline - threshold:
+            # Of equal losses the smaller value, so that the chain does not depend on the order of its runs.
             found[name] = min(found.get(name, (math.inf, math.inf)), (loss, value))
     return found
 

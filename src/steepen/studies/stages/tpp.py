@@ -106,6 +106,7 @@ def _neighbours(fit: IsoflopFit) -> str:
     error = error_of_mean(fit)
     if error is None:
         return ""
+    # A mean within 0.5 of a whole number is rounded to it, hence the halves.
     low, high = math.ceil(fit.mean - 2 * error - 0.5), math.floor(fit.mean + 2 * error + 0.5)
     tied = [str(value) for value in range(max(1, low), high + 1) if value != fit.rounded]
     return f"; a tie with {', '.join(tied)}" if tied else ""
