@@ -27,7 +27,7 @@ from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.core.bundle import Bundle
 from steepen.evaluation.evaluate_many import choose_part
 from steepen.launch.base import _parse_option as parse_launcher_option
-from steepen.launch.cost_estimate import MAX_FLOPS, MAX_GPUS, Budget, GpusPerRun
+from steepen.launch.cost_estimate import MAX_FLOPS, MAX_GPUS, Budget
 from steepen.laws.read_table import read_table
 from steepen.laws.registered_forecasts import read_registered
 from steepen.laws.table import table_from
@@ -41,6 +41,7 @@ from steepen.recipe.recipe_file import RecipeFile, read_recipe
 from steepen.requests import decode
 from steepen.requests.data import Prepare
 from steepen.requests.runs import ListRuns
+from steepen.requests.study import request_of
 from steepen.requests.train import Train
 from steepen.runs.fields import sort_by_field
 from steepen.runs.metrics import read_metrics
@@ -128,7 +129,10 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Callable[[Any], bool]]] = {
         Budget.parse,
         lambda found: 0 < (found.flops or 1) <= MAX_FLOPS and 0 < (found.seconds or 1) <= MAX_SECONDS,
     ),
-    "GPUs per run": (GpusPerRun.parse, lambda found: found.count == "auto" or 1 <= found.count <= MAX_GPUS),
+    "GPUs per run": (
+        lambda text: request_of("ladder")(gpus_per_run=text).gpus_per_run,  # pyright: ignore[reportArgumentType]
+        lambda found: found == "auto" or 1 <= found <= MAX_GPUS,
+    ),
     "launcher option": (
         parse_launcher_option,
         lambda found: found[0] and not isinstance(found[1], list | dict),

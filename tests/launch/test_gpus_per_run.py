@@ -17,7 +17,9 @@ from steepen.launch.local import LocalLauncher
 from steepen.launch.worker import Attempt, Task
 from steepen.model.arms import find_arm
 from steepen.optim.config import OptimizerConfig
+from steepen.recipe.hardware import find_accelerator
 from steepen.recipe.paper_tables import recipe_of
+from steepen.requests.study import request_of
 from steepen.runs.spec import DataConfig, RunSpec
 
 Spec = Callable[..., RunSpec]
@@ -31,10 +33,10 @@ def paper_spec(depth: int) -> RunSpec:
 def test_auto_takes_the_fewest_gpus_that_suffice() -> None:
     assert GpusPerRun("auto").of(paper_spec(8)) == 1
     assert GpusPerRun("auto").of(replace(paper_spec(22), steps=10)) == 2  # 74.5 GiB are not enough
-    assert GpusPerRun.parse("auto", "h200").of(replace(paper_spec(22), steps=10)) == 1
+    assert GpusPerRun("auto", find_accelerator("h200")).of(replace(paper_spec(22), steps=10)) == 1
     # The paper's d26 takes 860 GPU hours at 40% of the peak.
     assert GpusPerRun("auto").of(paper_spec(26)) == 64
-    assert GpusPerRun.parse("4").of(paper_spec(26)) == 4
+    assert GpusPerRun(4).of(paper_spec(26)) == 4
     # AdamW keeps 8 bytes per parameter of a matrix, Muon 4.
     assert GpusPerRun("auto").of(replace(paper_spec(21), steps=10)) == 1
     adamw = replace(paper_spec(21), steps=10, optimizer=OptimizerConfig.named("adamw"))
@@ -44,11 +46,11 @@ def test_auto_takes_the_fewest_gpus_that_suffice() -> None:
 def test_auto_and_the_dry_run_follow_the_way_to_shard() -> None:
     large = replace(paper_spec(40), steps=10)
     with pytest.raises(SteepenError, match="use `shard` full"):
-        GpusPerRun.parse("auto").of(large)
-    full = GpusPerRun.parse("auto", shard="full")
+        GpusPerRun("auto").of(large)
+    full = GpusPerRun("auto", shard="full")
     assert full.of(large) == 16
-    with pytest.raises(UsageError, match="use optimizer or full"):
-        GpusPerRun.parse("auto", shard="half")
+    with pytest.raises(UsageError, match=r"`shard` = 'half' .* one of 'optimizer', 'full'"):
+        request_of("ladder")(shard="half")  # pyright: ignore[reportArgumentType]
     one, many = (Speed.from_records([], gpu="h100", gpus_per_run=each) for each in (None, full))
     assert many.seconds(large) - START_SECONDS == pytest.approx((one.seconds(large) - START_SECONDS) / 16)
     assert "one H100" in one.assumption and "each H100" in many.assumption
@@ -56,12 +58,12 @@ def test_auto_and_the_dry_run_follow_the_way_to_shard() -> None:
 
 def test_wrong_numbers_of_gpus_are_rejected(spec: Spec) -> None:
     for text in ("0", "-1", "two"):
-        with pytest.raises(UsageError, match="give a number from 1 to 1,024, or auto"):
-            GpusPerRun.parse(text)
+        with pytest.raises(UsageError, match=r"`gpus_per_run` = .* must be a whole number"):
+            request_of("ladder")(gpus_per_run=text)  # pyright: ignore[reportArgumentType]
     with pytest.raises(UsageError, match="cannot be divided evenly"):
         GpusPerRun(3).of(spec(1))  # eight sequences
     with pytest.raises(SteepenError, match="does not fit on any number"):
-        GpusPerRun.parse("auto", "rtx4090").of(paper_spec(40))
+        GpusPerRun("auto", find_accelerator("rtx4090")).of(paper_spec(40))
 
 
 class FakeProcess:

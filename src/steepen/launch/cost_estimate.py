@@ -20,7 +20,7 @@ from steepen.errors import SteepenError, UsageError, shorten
 from steepen.recipe.hardware import ACCELERATORS, Accelerator, find_accelerator
 from steepen.recipe.memory import largest_micro_batch
 from steepen.recipe.recipe import PlannedRun
-from steepen.recipe.sharding import SHARDS, Shard
+from steepen.recipe.sharding import Shard
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunDirectory
@@ -40,21 +40,6 @@ class GpusPerRun:
     count: int | Literal["auto"] = 1
     gpu: Accelerator | None = None  # whose memory and speed `auto` assumes; None: an H100
     shard: Shard = "optimizer"  # what several GPUs divide among them
-
-    @staticmethod
-    def parse(text: str, gpu: str | None = None, shard: str = "optimizer") -> GpusPerRun:
-        """From the options --gpus-per-run, --gpu and --shard."""
-        if shard not in SHARDS:
-            raise UsageError(f"`shard` = {shorten(shard)!r} is not known: use optimizer or full.")
-        found = None if gpu is None else find_accelerator(gpu)
-        if text == "auto":
-            return GpusPerRun("auto", found, shard)
-        if not (text.isdecimal() and len(text) < 10 and 1 <= int(text) <= MAX_GPUS):
-            raise UsageError(
-                f"`gpus_per_run` = {shorten(text)!r} is not valid: give a number from 1 to {MAX_GPUS:,}, "
-                "or auto."
-            )
-        return GpusPerRun(int(text), found, shard)
 
     @property
     def single(self) -> bool:

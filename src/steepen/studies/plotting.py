@@ -156,8 +156,3 @@ def censored_points(label: str, vertices: Iterable[Vertex], **fields: Any) -> li
 def mark_mean(mean: float, digits: int) -> Lines:
     """A vertical line at the mean optimum; none where there is no mean."""
     return (("x", mean, f"mean {mean:.{digits}f}"),) if math.isfinite(mean) else ()
-
-
-def finite_or_none(value: float | None) -> float | None:
-    """A number that JSON can express, or None."""
-    return None if value is None or not math.isfinite(value) else float(value)
