@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from types import TracebackType
 
 from steepen.errors import SteepenError
 from steepen.launch.base import Outcome
@@ -106,9 +106,7 @@ class BatchProgress:
         self.display = ProgressDisplay(quiet=self.quiet, line_seconds=_LINE_SECONDS, poll=self._progress)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.display.close()
 
     def summary(self) -> str:
@@ -117,12 +115,10 @@ class BatchProgress:
         text = f"{len(self.total) - len(left)}/{len(self.total)} runs done, {len(running)} running"
         if self.failed:
             text += f", {self.failed} failed"
-        try:
+        eta = None
+        # A run that is still to come may fit on no number of GPUs: the launcher will say so.
+        with contextlib.suppress(SteepenError):
             eta = self._eta(left, running) if left else None
-        except (
-            SteepenError
-        ):  # a run that is still to come fits on no number of GPUs: the launcher will say so
-            eta = None
         return text if eta is None else f"{text}, ETA {format_duration(eta)}"
 
     def _unfinished_specs(self) -> list[RunSpec]:

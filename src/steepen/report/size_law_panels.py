@@ -11,7 +11,7 @@ from steepen.laws.chinchilla_table import ArmChinchilla
 from steepen.laws.fits.solver import Array
 from steepen.laws.isoflop_table import ArmSweeps
 from steepen.results.panel import Axis, Panel, Series
-from steepen.studies.plotting import censored_points, line, optimum_star, parabola, points
+from steepen.studies.plotting import line, optimum_star, parabola, points
 from steepen.utils.formatting import format_flops
 
 CONTOURS = 8
@@ -102,8 +102,9 @@ def isoflop_panels(arms: Mapping[str, ArmSweeps], x_name: str) -> list[Panel]:
                 star: dict[str, Any] = {"role": "optimum", "marker": "star", "arm": arm}
                 optima.append(points(name, [vertex.budget], [vertex.x], (), **star, **bars))
                 losses.append(points(name, [vertex.budget], [vertex.loss], **star))
-            else:
-                optima += censored_points(name, [vertex], marker="star", arm=arm)
+            elif vertex.censored:
+                hollow: dict[str, Any] = {"role": "censored", "marker": "star", "filled": False, "arm": arm}
+                optima.append(points(name, [vertex.budget], [vertex.x], **hollow))
         if fit.law:
             budgets = [vertex.budget for vertex in fit.vertices]
             grid = np.geomspace(min(budgets), max(budgets), 50)

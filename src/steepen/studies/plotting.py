@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from steepen.laws.fits.isoflop import PowerLawFit
 from steepen.laws.fits.vertex import Vertex
 from steepen.results.panel import Lines, Series
 from steepen.utils.formatting import format_flops
@@ -146,11 +147,20 @@ def optimum_star(label: str, vertex: Vertex, **fields: Any) -> Series:
     )  # fmt: skip
 
 
-def censored_points(label: str, vertices: Iterable[Vertex], **fields: Any) -> list[Series]:
-    """Hollow points at the best measured x of censored sweeps, against their budgets; [] without any."""
-    censored = [vertex for vertex in vertices if vertex.censored]
-    x, y = [v.budget for v in censored], [v.x for v in censored]
-    return [points(label, x, y, role="censored", filled=False, **fields)] if censored else []
+def optima_with_law(
+    label: str, vertices: Iterable[Vertex], law: PowerLawFit | None, detail: str = "", **fields: Any
+) -> list[Series]:
+    """The optima of sweeps against their budgets, hollow where censored, with the law of the others."""
+    inside, censored = [v for v in vertices if v.interior], [v for v in vertices if v.censored]
+    x = [v.budget for v in inside]
+    found = [points(label, x, [v.x for v in inside], **fields)]
+    if censored:
+        at = [v.budget for v in censored], [v.x for v in censored]
+        found.append(points(label, *at, role="censored", filled=False, **fields))
+    if law is not None and inside:
+        ends = [min(x), max(x)]
+        found.append(line(label, ends, map(law.predict, ends), role="fit", detail=detail, **fields))
+    return found
 
 
 def mark_mean(mean: float, digits: int) -> Lines:

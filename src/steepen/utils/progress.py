@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from steepen.utils.formatting import format_clock, printable
@@ -111,9 +110,7 @@ class ProgressDisplay:
     def __enter__(self) -> ProgressDisplay:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _render(self) -> Any:

@@ -435,17 +435,10 @@ def _curves(one: HyperparameterSweeps, name: str, beside: bool = False) -> list[
 
 
 def _drift_panel(one: HyperparameterSweeps, law: PowerLawFit) -> Panel:
-    vertices = one.drifts["learning_rate"].vertices
-    inside = [v for v in vertices if v.interior]
-    x, y = [v.budget for v in inside], [v.x for v in inside]
-    ends = [x[0], x[-1]]
-    fitted = [law.predict(end) for end in ends]
-    series = (
-        plot.points(one.arm, x, y, arm=one.arm),
-        *plot.censored_points(one.arm, vertices, arm=one.arm),
-        plot.line(one.arm, ends, fitted, arm=one.arm, role="fit", detail=f"∝ N^{law.exponent:.2f}"),
-    )
+    words, vertices = f"∝ N^{law.exponent:.2f}", one.drifts["learning_rate"].vertices
     return Panel(
         f"{one.arm}, {one.recipe}", Axis("stored parameters at the start", "log"),
-        Axis("best GLR (× the recipe's)", "log"), series, group="Drift of the best learning rate",
+        Axis("best GLR (× the recipe's)", "log"),
+        tuple(plot.optima_with_law(one.arm, vertices, law, words, arm=one.arm)),
+        group="Drift of the best learning rate",
     )  # fmt: skip

@@ -123,19 +123,10 @@ def _panel(name: str, fit: IsoflopFit, cells: Cells) -> Panel:
 
 
 def _laws(swept: Sequence[TokenSweeps]) -> Panel:
-    series: list[Series] = []
-    for one in swept:
-        name, law = one.name, one.fit.law
-        inside = [vertex for vertex in one.fit.vertices if vertex.interior]
-        budgets = [vertex.budget for vertex in inside]
-        series.append(plot.points(name, budgets, [vertex.x for vertex in inside], arm=name))
-        series += plot.censored_points(name, one.fit.vertices, arm=name)
-        if law is not None and inside:
-            ends = [min(budgets), max(budgets)]
-            series.append(plot.line(name, ends, [law.predict(value) for value in ends], arm=name, role="fit"))
+    drawn = [plot.optima_with_law(one.name, one.fit.vertices, one.fit.law, arm=one.name) for one in swept]
     return Panel(
         "Optimal tokens per parameter against compute", COMPUTE, Axis("optimal tokens per parameter", "log"),
-        tuple(series),
+        tuple(series for own in drawn for series in own),
     )  # fmt: skip
 
 
