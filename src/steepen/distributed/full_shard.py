@@ -107,10 +107,7 @@ class FullyShardedOptimizer(DistributedOptimizer):
         fill: Callable[[str, Tensor], None] | None = None,
     ) -> None:
         shapes = {name: tuple(p.shape) for name, p in network.named_parameters()}
-        pieces: list[Piece] = []
-        for piece in assign_owners(shapes, world.size):
-            if piece.name not in ROW_SHARDED:
-                pieces.append(piece)
+        pieces = [piece for piece in assign_owners(shapes, world.size) if piece.name not in ROW_SHARDED]
         for name in ROW_SHARDED:  # the rows that FSDP2 gives to each rank
             rows = shapes[name][0]
             each = -(-rows // world.size)

@@ -63,27 +63,18 @@ def start_processes(
 
     from steepen.distributed.rendezvous import BACKEND
 
-    before = dict(os.environ)
-    logging.disable(logging.ERROR)  # the agent logs every signal and exit code; faults are reported here
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no stack traces of lost connections
-    os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(SHUTDOWN_SECONDS)
-    os.environ.update(environment or {})
-    if nodes is None:  # nobody else has to reach the ranks
-        for _, interface in socket.if_nameindex():
-            if interface.startswith("lo"):
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-                os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+    place = nodes or NodeGroup(0, 1, f"{LOOPBACK}:0")
     config = LaunchConfig(
-        min_nodes=1 if nodes is None else nodes.count,
-        max_nodes=1 if nodes is None else nodes.count,
+        min_nodes=place.count,
+        max_nodes=place.count,
         nproc_per_node=count,
         rdzv_backend=BACKEND,
-        rdzv_endpoint=f"{LOOPBACK}:0" if nodes is None else nodes.address,
-        rdzv_configs={"node": 0 if nodes is None else nodes.node},
+        rdzv_endpoint=place.address,
+        rdzv_configs={"node": place.node},
         max_restarts=max_restarts,
     )
     with (
+        _environment_of_ranks(environment or {}, alone=nodes is None),
         tempfile.TemporaryDirectory(prefix="steepen-ranks-") as folder,
         _reporting(Path(folder) / "faults", max_restarts, print_message) as faults,
     ):
@@ -104,12 +95,30 @@ def start_processes(
                 return faults.last() or Failure("Failed", end, first.exitcode)
             end = f"rank {rank} was stopped by {signal.Signals(number).name}."
             return replace(faults.last() or Failure("Killed", end), exit_code=128 + number, transient=True)
-        finally:
-            os.environ.clear()
-            os.environ.update(before)  # this process may start the ranks of other runs
         fault = faults.last()
         # After an attempt that went well, earlier lost ranks do not matter.
         return None if fault is not None and fault.exit_code == LOST_EXIT_CODE else fault
+
+
+@contextlib.contextmanager
+def _environment_of_ranks(own: Mapping[str, str], *, alone: bool) -> Generator[None]:
+    """Set what ranks inherit; afterwards all is as it was: this process may start the ranks of other runs."""
+    before = dict(os.environ)
+    logging.disable(logging.ERROR)  # the agent logs every signal and exit code; faults are reported here
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no stack traces of lost connections
+    os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(SHUTDOWN_SECONDS)
+    os.environ.update(own)
+    if alone:  # nobody else has to reach the ranks
+        for _, interface in socket.if_nameindex():
+            if interface.startswith("lo"):
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+                os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 class _Faults:

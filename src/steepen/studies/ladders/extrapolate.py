@@ -12,12 +12,12 @@ from steepen.errors import UsageError
 from steepen.laws.analysis import LadderAnalysis
 from steepen.laws.verdict.holdout import HeldOutLoss
 from steepen.model.arms import find_arm
-from steepen.recipe.flops import mean_flops_per_token
 from steepen.studies.answer import Axis, Draft, Panel, Series, Study
 from steepen.studies.cells import table
 from steepen.studies.context import Arms, StudyContext, find_arms
 from steepen.studies.ladders import ladder_runs
 from steepen.studies.ladders import verdict_report as report
+from steepen.studies.ladders.ladder_runs import LadderSpec, MeasuredLadder
 from steepen.studies.plotting import line
 from steepen.studies.scores.downstream import analyse_downstream
 from steepen.utils.formatting import format_flops
@@ -55,14 +55,12 @@ def extrapolate(
             f"the held-out depth {depth} is inside the ladder (up to d{max(own.depths)}); give a deeper one "
             "with `hold_out`."
         )
-    planned = own.recipe.at(target, depth, context.size_rule)
-    context.spec(planned)  # raises if the data are too few, before the ladder is trained
-    measured: list[ladder_runs.MeasuredLadder] = yield from ladder_runs.run_ladders(context, ladders, seeds)
+    context.spec(own.run(context, depth))  # raises if the data are too few, before the ladder is trained
+    measured: list[MeasuredLadder] = yield from ladder_runs.run_ladders(context, ladders, seeds)
     law = ladder_runs.judge_ladders(context, measured, reference.name).primary_fit.arms[own.label]
-    expected = mean_flops_per_token(target, planned.shape, planned.schedule).total * planned.tokens
     # Before the held-out run is requested: what a fit has seen cannot test it.
-    forecast = float(law.predict(expected))
-    held: list[ladder_runs.MeasuredLadder] = yield from ladder_runs.run_ladders(
+    forecast = float(law.predict(own.expected_flops(context, depth)))
+    held: list[MeasuredLadder] = yield from ladder_runs.run_ladders(
         context, [replace(own, depths=(depth,))], seeds
     )
     analysis = ladder_runs.judge_ladders(
@@ -90,10 +88,10 @@ def extrapolate(
 
 def _add_held_out(
     draft: Draft,
-    own: ladder_runs.LadderSpec,
+    own: LadderSpec,
     depth: int,
     analysis: LadderAnalysis,
-    measured: Sequence[ladder_runs.MeasuredLadder],
+    measured: Sequence[MeasuredLadder],
 ) -> None:
     """Add the forecast of the held-out run against what came out: a sentence, a row and the panels."""
     score = analysis.hold_out[0]
@@ -124,7 +122,7 @@ def _add_held_out(
 def _add_projection(
     draft: Draft,
     analysis: LadderAnalysis,
-    own: ladder_runs.LadderSpec,
+    own: LadderSpec,
     reference: str,
     multiples: Sequence[float],
 ) -> None:
@@ -167,8 +165,8 @@ def _add_projection(
 
 def _add_score_forecasts(
     draft: Draft,
-    measured: Sequence[ladder_runs.MeasuredLadder],
-    held: Sequence[ladder_runs.MeasuredLadder],
+    measured: Sequence[MeasuredLadder],
+    held: Sequence[MeasuredLadder],
     reference: str,
 ) -> None:
     """Add forecasts of answer NLL and CORE, where the runs have been evaluated."""
@@ -184,9 +182,9 @@ def _add_score_forecasts(
 
 def _with_forecast(
     panel: Panel,
-    own: ladder_runs.LadderSpec,
+    own: LadderSpec,
     score: HeldOutLoss,
-    measured: Sequence[ladder_runs.MeasuredLadder],
+    measured: Sequence[MeasuredLadder],
     analysis: LadderAnalysis,
     subtract: float,
 ) -> Panel:

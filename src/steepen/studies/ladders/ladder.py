@@ -12,7 +12,6 @@ from steepen.errors import SteepenError, UsageError
 from steepen.laws.analysis import LadderAnalysis
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
-from steepen.recipe.flops import mean_flops_per_token
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.answer import Draft, Study
@@ -20,6 +19,7 @@ from steepen.studies.cells import lead
 from steepen.studies.context import Arms, StudyContext, find_arms
 from steepen.studies.ladders import ladder_runs
 from steepen.studies.ladders import verdict_report as report
+from steepen.studies.ladders.ladder_runs import LadderSpec, MeasuredLadder
 from steepen.studies.scores.downstream import ladder_scores
 
 SECTION = "Section 4.2, Improving the Exponent of the Scaling Laws"
@@ -65,12 +65,6 @@ def ladder(
     return answer
 
 
-def _tuned_compute(context: StudyContext, ladder: ladder_runs.LadderSpec) -> float:
-    """FLOPs of an arm's ladder run at the depth at which its recipe was tuned."""
-    planned = ladder.recipe.at(ladder.arm, ladder.recipe.base_depth, context.size_rule)
-    return mean_flops_per_token(ladder.arm, planned.shape, planned.schedule).total * planned.tokens
-
-
 def _reference(context: StudyContext, requested: str | None, names: list[str]) -> str:
     if requested is not None:
         return find_arm(requested).name
@@ -80,7 +74,7 @@ def _reference(context: StudyContext, requested: str | None, names: list[str]) -
 
 def compare_ladders(
     context: StudyContext,
-    ladders: Sequence[ladder_runs.LadderSpec],
+    ladders: Sequence[LadderSpec],
     reference: str,
     *,
     study: str,
@@ -98,12 +92,14 @@ def compare_ladders(
     if unused:
         warnings.append(f"a recipe was given for {', '.join(unused)}, which this study does not measure")
     borrowed = _borrowed_recipes(context, possible)
-    measured: list[ladder_runs.MeasuredLadder] = yield from ladder_runs.run_ladders(context, possible, seeds)
+    measured: list[MeasuredLadder] = yield from ladder_runs.run_ladders(context, possible, seeds)
     draft = Draft(warnings=warnings)
     if borrowed:
         draft.cautions.append(_borrowed_caution(context, possible, borrowed, cost=study == "ladder"))
     # Constants A compare at a compute that the ladders span; elsewhere a difference of exponents is in them.
-    at = c0 or _tuned_compute(context, next(ladder for ladder in possible if ladder.label == reference))
+    # By default it is that of the reference's run at the depth at which its recipe was tuned.
+    base = next(ladder for ladder in possible if ladder.label == reference)
+    at = c0 or base.expected_flops(context, base.recipe.base_depth)
     known: dict[str, Any] = {"noise": noise, "lr_regret": lr_regret}
     analysis = ladder_runs.judge_ladders(context, measured, reference, c0=at, **known)
     _add_analysis(draft, analysis, measured)
@@ -132,9 +128,7 @@ def compare_ladders(
     return draft.answer(study, question, section)
 
 
-def _add_analysis(
-    draft: Draft, analysis: LadderAnalysis, measured: Sequence[ladder_runs.MeasuredLadder]
-) -> None:
+def _add_analysis(draft: Draft, analysis: LadderAnalysis, measured: Sequence[MeasuredLadder]) -> None:
     """Add verdicts, laws, panels and tables of the ladders as functions of FLOPs."""
     draft.values["flops"] = analysis.to_dict()
     draft.verdicts += report.study_verdicts(analysis, measured)
@@ -148,7 +142,7 @@ def _add_analysis(
 def _add_times(
     draft: Draft,
     context: StudyContext,
-    measured: Sequence[ladder_runs.MeasuredLadder],
+    measured: Sequence[MeasuredLadder],
     analysis: LadderAnalysis,
     known: dict[str, Any],
 ) -> None:
@@ -169,7 +163,7 @@ def _add_times(
     draft.warnings += _time_warnings([record for one in measured for record in one.records])
 
 
-def _borrowed_recipes(context: StudyContext, ladders: Sequence[ladder_runs.LadderSpec]) -> dict[str, str]:
+def _borrowed_recipes(context: StudyContext, ladders: Sequence[LadderSpec]) -> dict[str, str]:
     """Arms that are trained with the recipe of another arm, by name."""
     own = {*context.recipes, *context.choice.files}
     arms = [ladder.arm for ladder in ladders]
@@ -177,7 +171,7 @@ def _borrowed_recipes(context: StudyContext, ladders: Sequence[ladder_runs.Ladde
 
 
 def _borrowed_caution(
-    context: StudyContext, ladders: Sequence[ladder_runs.LadderSpec], borrowed: dict[str, str], *, cost: bool
+    context: StudyContext, ladders: Sequence[LadderSpec], borrowed: dict[str, str], *, cost: bool
 ) -> str:
     """Whose recipe each arm borrows, and the command that fits its own, with what it takes."""
     arms = ", ".join(f"{arm} uses {owner}'s" for arm, owner in borrowed.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -16,7 +17,8 @@ from steepen.laws.ladder import Ladder, group_rungs, read_ladders
 from steepen.laws.table import MIN_ARM_RUNGS, MIN_REFERENCE_RUNGS, table_from
 from steepen.model.arm import Arm
 from steepen.optim.config import OptimizerConfig
-from steepen.recipe.recipe import Recipe
+from steepen.recipe.flops import mean_flops_per_token
+from steepen.recipe.recipe import PlannedRun, Recipe
 from steepen.runs.record import RunRecord
 from steepen.studies.answer import Work
 from steepen.studies.cells import Plan, measure
@@ -44,6 +46,15 @@ class LadderSpec:
     def label(self) -> str:
         """The arm's name, with the variant in brackets."""
         return f"{self.arm.name} ({self.variant})" if self.variant else self.arm.name
+
+    def run(self, context: StudyContext, depth: int) -> PlannedRun:
+        """Its run at a depth, one of its own or another; raises UsageError where the arm does not exist."""
+        return self.recipe.at(self.arm, depth, context.size_rule)
+
+    def expected_flops(self, context: StudyContext, depth: int) -> float:
+        """FLOPs of that run; of random passes, their mean."""
+        run = self.run(context, depth)
+        return mean_flops_per_token(self.arm, run.shape, run.schedule).total * run.tokens
 
 
 @dataclass(frozen=True)
@@ -93,26 +104,19 @@ def drop_impossible_depths(ladder: LadderSpec, context: StudyContext) -> tuple[L
     """Drop depths at which the arm's allocation is not possible; also returns a warning that names them."""
     possible: list[int] = []
     for depth in ladder.depths:
-        try:
-            ladder.recipe.at(ladder.arm, depth, context.size_rule)
-        except UsageError:
-            continue
-        possible.append(depth)
-    lost = [depth for depth in ladder.depths if depth not in possible]
-    words = ", ".join(f"d{depth}" for depth in lost)
-    warning = [f"{ladder.label} does not exist at {words}: it is measured on the other rungs"] if lost else []
-    return replace(ladder, depths=tuple(possible)), warning
+        with contextlib.suppress(UsageError):
+            ladder.run(context, depth)
+            possible.append(depth)
+    words = ", ".join(f"d{depth}" for depth in ladder.depths if depth not in possible)
+    warning = f"{ladder.label} does not exist at {words}: it is measured on the other rungs"
+    return replace(ladder, depths=tuple(possible)), [warning] if words else []
 
 
 def run_ladders(
     context: StudyContext, ladders: Sequence[LadderSpec], seeds: Sequence[int] | None = None
 ) -> Work[list[MeasuredLadder]]:
     """Run every rung and seed of some ladders."""
-    runs = [
-        (one, depth, one.recipe.at(one.arm, depth, context.size_rule))
-        for one in ladders
-        for depth in one.depths
-    ]
+    runs = [(one, depth, one.run(context, depth)) for one in ladders for depth in one.depths]
     # Raises if the data are too few for the largest run, before anything is trained.
     context.spec(max((run for _, _, run in runs), key=lambda run: run.tokens))
     # Longest first: with few workers no single large run is left for the end.
