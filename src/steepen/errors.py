@@ -1,4 +1,4 @@
-"""Errors meant for users: one sentence that says what is wrong and what to do about it."""
+"""Errors meant for users, one sentence that says what is wrong and what to do; and checks that raise them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import reprlib
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeGuard
 
 MAX_SHOWN = 200  # characters of a value in an error sentence
 MAX_SENTENCE = 1500  # characters of a message, whatever was put into it
@@ -116,3 +117,31 @@ def nearest(word: str, choices: Iterable[str], count: int = 3) -> str:
     options, word = list(choices), word[:MAX_SHOWN]
     close = difflib.get_close_matches(word, options, n=count, cutoff=0.4)
     return ", ".join(close or options[: 2 * count])
+
+
+def require(holds: bool, owner: str, field: str, value: object, accepted: str) -> None:
+    """Raise UsageError unless `holds`: "owner.field = value is not valid: it must be …"."""
+    if not holds:
+        raise UsageError(f"{owner}.{field} = {show(value)} is not valid: it must be {accepted}.")
+
+
+MAX_WHOLE = 10**15  # of any count in a spec: tokens, steps, widths
+
+
+def require_positive(instance: object, names: tuple[str, ...], maximum: int = MAX_WHOLE) -> None:
+    """Require every named field of a dataclass to be an integer from 1 to `maximum`."""
+    for name in names:
+        value = getattr(instance, name)
+        good = is_whole(value) and 1 <= value <= maximum
+        require(good, type(instance).__name__, name, value, f"a whole number from 1 to {maximum:,}")
+
+
+def require_count(owner: str, field: str, value: object, low: int = 1, maximum: int = MAX_WHOLE) -> None:
+    """Require null or an integer from `low` to `maximum`."""
+    good = value is None or (is_whole(value) and low <= value <= maximum)
+    require(good, owner, field, value, f"a whole number from {low} to {maximum:,}, or null")
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether a value is an integer, and not true or false."""
+    return isinstance(value, int) and not isinstance(value, bool)

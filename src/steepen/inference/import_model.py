@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from steepen.data.tokenizer import Tokenizer
-from steepen.errors import SteepenError, UsageError
+from steepen.errors import SteepenError, UsageError, require
 from steepen.inference.authors_checkpoint import find_files, read_model
 from steepen.inference.export import DESCRIPTION_FILE, EXPORT_FORMAT
 from steepen.inference.hf_tokenizer import TOKENIZER_FILE, from_hugging_face
@@ -19,7 +19,6 @@ from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.utils.codec import from_builtins
 from steepen.utils.json_io import read_json
-from steepen.utils.validate import require
 
 CONFIG_FILE = "config.json"
 

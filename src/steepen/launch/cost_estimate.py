@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from steepen.errors import SteepenError, UsageError, shorten
+from steepen.errors import SteepenError, UsageError, is_whole, shorten
 from steepen.recipe.hardware import ACCELERATORS, Accelerator, find_accelerator
 from steepen.recipe.memory import largest_micro_batch
 from steepen.recipe.recipe import PlannedRun
@@ -25,7 +25,6 @@ from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunDirectory
 from steepen.utils.formatting import format_duration
-from steepen.utils.validate import is_whole
 from steepen.utils.values import parse_duration
 
 MAX_HOURS = 24.0  # `auto` takes more GPUs for a run that would train for longer

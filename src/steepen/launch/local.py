@@ -9,12 +9,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from steepen.errors import UsageError
+from steepen.errors import UsageError, is_whole
 from steepen.launch.base import Job, LaunchContext, LauncherBase
 from steepen.launch.gpu_service import MultiProcessService
 from steepen.launch.worker import Attempt, TaskProcess, Worker
 from steepen.utils.lock import GPU_LOCKS_VARIABLE, RUNS_PER_GPU_VARIABLE
-from steepen.utils.validate import is_whole
 
 MAX_PER_MACHINE = 10_000  # jobs, threads of a run, runs of a GPU
 RUNS_AT_ONCE = 4  # small runs of one GPU; eight are no faster (benchmarks/runs_at_once.py)

@@ -10,13 +10,12 @@ from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from steepen.errors import Failure, SteepenError, UsageError, first_line
+from steepen.errors import Failure, SteepenError, UsageError, first_line, is_whole
 from steepen.launch.base import Job, LaunchContext, LauncherBase, Outcome
 from steepen.launch.local import MAX_PER_MACHINE, available_cores, visible_gpus
 from steepen.launch.worker import NODES_VARIABLE, Attempt, Task, python_path, run_task, variable
 from steepen.runs.spec import RunSpec
 from steepen.utils.formatting import is_number
-from steepen.utils.validate import is_whole
 
 _GRACE_SECONDS = 60.0
 

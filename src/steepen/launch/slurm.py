@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steepen.errors import Failure, SteepenError, UsageError, first_line, show
+from steepen.errors import Failure, SteepenError, UsageError, first_line, is_whole, show
 from steepen.launch.base import Job, LaunchContext, LauncherBase
 from steepen.launch.local import MAX_PER_MACHINE, available_cores
 from steepen.launch.worker import Attempt, Task, TaskProcess, python_path, variable
 from steepen.utils.codec import from_builtins, to_builtins
 from steepen.utils.json_io import read_json, with_checksum, without_checksum, write_json
-from steepen.utils.validate import is_whole
 
 _POLL_SECONDS = 0.2
 QUEUE_SECONDS = 10.0  # between two calls of squeue

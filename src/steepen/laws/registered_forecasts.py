@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from steepen.errors import UsageError
+from steepen.errors import UsageError, require
 from steepen.laws.analysis import LadderAnalysis
 from steepen.laws.distributions import Interval
 from steepen.laws.ladder import Ladder
@@ -28,7 +28,6 @@ from steepen.utils.files import read_file, read_text, write_atomically
 from steepen.utils.formatting import format_flops, percent
 from steepen.utils.json_io import parse_json
 from steepen.utils.lock import file_lock
-from steepen.utils.validate import require
 
 RANGES = {  # of a forecast's numbers: wide enough for any law, and narrow enough for its powers
     "flops": (1e-9, 1e60),

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from steepen.errors import UsageError, nearest
+from steepen.errors import UsageError, nearest, require, require_count, require_positive
 from steepen.model.block_options import BlockOptions
 from steepen.model.shape import MAX_BLOCKS, BlockAllocation, Shape, SizeRule
 from steepen.utils.formatting import printable
 from steepen.utils.imports import object_name
-from steepen.utils.validate import require, require_count, require_positive
 
 if TYPE_CHECKING:
     from collections.abc import Callable

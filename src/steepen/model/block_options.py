@@ -6,9 +6,8 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Literal, get_args
 
-from steepen.errors import UsageError, nearest, show
+from steepen.errors import UsageError, nearest, require, require_count, show
 from steepen.model.shape import MAX_SIZE, Shape
-from steepen.utils.validate import require, require_count
 
 Activation = Literal["swiglu", "relu2"]
 Balance = Literal["bias", "loss", "none"]

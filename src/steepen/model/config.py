@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from steepen.utils.validate import require
+from steepen.errors import require
 
 FP32_EPSILON = 1.1920929e-07
 StreamPrecision = Literal["bf16", "fp32"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-from steepen.utils.validate import require, require_positive
+from steepen.errors import require, require_positive
 
 # MLP width up to which fused GPU training saves the MLP's activation for the backward; wider networks
 # recompute it to save memory.

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
-from steepen.errors import UsageError, nearest
+from steepen.errors import MAX_WHOLE, UsageError, is_whole, nearest, require, require_positive
 from steepen.utils.imports import object_name
-from steepen.utils.validate import MAX_WHOLE, is_whole, require, require_positive
 
 if TYPE_CHECKING:
     from collections.abc import Callable

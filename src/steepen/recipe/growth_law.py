@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from steepen.errors import UsageError
+from steepen.errors import UsageError, require
 from steepen.model.arm import Arm
 from steepen.model.shape import Shape
 from steepen.recipe.flops import compute_active_parameters
-from steepen.utils.validate import require
 
 
 @dataclass(frozen=True)

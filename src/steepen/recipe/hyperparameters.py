@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import ClassVar
 
+from steepen.errors import require
 from steepen.model.config import Multipliers
-from steepen.utils.validate import require
 
 # The paper's codes: accepted wherever a hyperparameter is named, and shown beside its name.
 PAPER_CODES: dict[str, str] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from steepen.errors import UsageError
+from steepen.errors import UsageError, require, require_positive
 from steepen.model.arm import Arm, PassSchedule
 from steepen.model.shape import MAX_SIZE, Shape, SizeRule
 from steepen.recipe.flops import (
@@ -20,7 +20,6 @@ from steepen.recipe.flops import (
 )
 from steepen.recipe.growth_law import GrowthLaw
 from steepen.recipe.hyperparameters import Hyperparameters, full_name
-from steepen.utils.validate import require, require_positive
 
 # What a rule may scale: numbers that keep their meaning when multiplied.
 SCALABLE = (

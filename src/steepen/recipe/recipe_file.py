@@ -8,11 +8,10 @@ from typing import Any
 
 import yaml
 
-from steepen.errors import UsageError
+from steepen.errors import UsageError, require
 from steepen.recipe.recipe import Recipe
 from steepen.utils.codec import from_builtins, to_builtins
 from steepen.utils.files import read_text, write_atomically
-from steepen.utils.validate import require
 from steepen.utils.yaml_io import load_yaml
 
 RECIPE_VERSION = 1

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from steepen.errors import is_whole
 from steepen.results.result import Result
 from steepen.results.text import Block, Facts, Lines
-from steepen.utils.validate import is_whole
 
 if TYPE_CHECKING:
     from steepen.data import Dataset

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from steepen.errors import is_whole
 from steepen.utils.files import read_file
 from steepen.utils.formatting import is_number
-from steepen.utils.validate import is_whole
 
 TEXTS = frozenset({"prompt", "text"})  # fields of a sample
 

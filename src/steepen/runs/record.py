@@ -6,13 +6,12 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from steepen.errors import UsageError
+from steepen.errors import UsageError, require
 from steepen.runs.scores import check_scores
 from steepen.runs.spec import RunSpec
 from steepen.utils.codec import from_builtins, to_builtins
 from steepen.utils.formatting import printable_values
 from steepen.utils.json_io import CHECKSUM, with_checksum, without_checksum
-from steepen.utils.validate import require
 
 RECORD_VERSION = 2  # 1: without a checksum
 _VERSIONS = f"1 to {RECORD_VERSION}: a newer steepen has written it"

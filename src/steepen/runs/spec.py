@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 
 import yaml
 
-from steepen.errors import UsageError, nearest
+from steepen.errors import UsageError, nearest, require, require_count, require_positive
 from steepen.model.arm import OWN_CODE, Arm, PassSchedule
 from steepen.model.block_options import BlockOptions
 from steepen.model.config import ModelOptions
@@ -32,7 +32,6 @@ from steepen.utils.codec import from_builtins, to_builtins
 from steepen.utils.files import read_text
 from steepen.utils.imports import source_digest
 from steepen.utils.json_io import canonical_json
-from steepen.utils.validate import require, require_count, require_positive
 from steepen.utils.yaml_io import load_yaml
 
 SPEC_VERSION = 3  # part of every hash

@@ -6,11 +6,11 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
+from steepen.errors import is_whole
 from steepen.runs.row import RunRow, Status
 from steepen.utils.files import open_regular
 from steepen.utils.formatting import is_number
 from steepen.utils.json_io import parse_json
-from steepen.utils.validate import is_whole
 
 if TYPE_CHECKING:
     from steepen.runs.store import RunDirectory

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from steepen.errors import SteepenError, UsageError
+from steepen.errors import SteepenError, UsageError, require_positive
 from steepen.laws.analysis import MethodChoice
 from steepen.model.arm import Arm, PassSchedule
 from steepen.model.arms import ARMS, find_arm
@@ -26,7 +26,6 @@ from steepen.runs.spec import UNKNOWN_DATA, DataConfig, RunSpec, whole_validatio
 from steepen.studies.driver.journal import preparing_data
 from steepen.studies.preset import Preset
 from steepen.utils.lock import file_lock
-from steepen.utils.validate import require_positive
 
 Arms: TypeAlias = Sequence[str | Arm]  # names, or custom arms
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, get_type_hints
 
 import yaml
 
-from steepen.errors import UsageError, nearest, show
+from steepen.errors import UsageError, nearest, require, show
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.model.config import ModelOptions
@@ -22,7 +22,6 @@ from steepen.runs.spec import Precision
 from steepen.studies.registry import STUDIES
 from steepen.utils.codec import Distinct, OneOf, Range, check_fields, decode, from_builtins
 from steepen.utils.files import read_text
-from steepen.utils.validate import require
 from steepen.utils.values import Depth, Fraction, Seed, Tokens
 from steepen.utils.yaml_io import load_yaml
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from steepen.distributed.owners import Piece
 from steepen.distributed.sharded_optimizer import DistributedOptimizer, OwnedPiece
 from steepen.distributed.world import World
-from steepen.errors import SteepenError, UsageError
+from steepen.errors import MAX_WHOLE, SteepenError, UsageError, require
 from steepen.model.network import Network
 from steepen.optim.optimizer import Optimizer
 from steepen.runs.record import ValidationScore
@@ -41,7 +41,6 @@ from steepen.training.state_files import (
 from steepen.utils.codec import from_builtins
 from steepen.utils.files import disk_full, file_version, follow_umask, sha256_of_file
 from steepen.utils.json_io import read_json, with_checksum, without_checksum, write_json
-from steepen.utils.validate import MAX_WHOLE, require
 
 REPLACED = ".replaced-"  # before the name of a checkpoint whose successor is about to get it
 KINDS = ("regular", "growth", "final")

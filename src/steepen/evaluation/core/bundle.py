@@ -17,11 +17,10 @@ from typing import Any, Literal, cast
 
 import yaml
 
-from steepen.errors import UsageError, nearest, show
+from steepen.errors import UsageError, is_whole, nearest, show
 from steepen.evaluation.core.suite import CORE22
 from steepen.utils.files import read_text
 from steepen.utils.json_io import parse_json
-from steepen.utils.validate import is_whole
 from steepen.utils.yaml_io import load_yaml
 
 # `Bundle.identity` of nanochat's copy of DCLM's 22 tasks, on which the paper's scores were measured.
