@@ -84,16 +84,14 @@ class LocalLauncher(LauncherBase):
         elif jobs is not None:  # spread over the GPUs; several share one only if `jobs` asks for it
             self.devices = [devices[i % len(devices)] for i in range(jobs)]
         self.threads = threads
-        self.pool: list[str | None] | None = None  # free GPUs (None: cores), where a run may have several
-        self.waiting: list[Job] = []  # for enough of them
-        self.sharing: list[Job] = []  # that have some of them
+        self.waiting: list[Job] = []  # for enough free slots
+        pool: list[str | None] = [*(devices or [None] * available_cores())]
         if not context.gpus_per_run.single:
             if (runs_per_gpu or 1) > 1:
                 raise UsageError("runs_per_gpu and `gpus_per_run` exclude each other.")
-            pool: list[str | None] = [*(devices or [None] * available_cores())]
             count = context.gpus_per_run.count
             most = max(1, len(pool) // (1 if count == "auto" else count))
-            self.pool, self.devices, overlap = pool, pool[: min(most, jobs or most)], False
+            self.devices, overlap = pool[: min(most, jobs or most)], False
         # Further runs per GPU are set up while the first trains, unless runs share the GPUs anyway.
         self.overlap = overlap and bool(devices) and len(set(self.devices)) == len(self.devices)
         # Several runs train on a GPU if that is asked for, or if nothing else is and they are small.
@@ -101,7 +99,9 @@ class LocalLauncher(LauncherBase):
         self.serves = bool(devices) and at_once > 1 and MultiProcessService.available()
         self.service: MultiProcessService | None = None
         self.ahead = 1 if not self.overlap else at_once if self.serves else 2  # runs started per GPU
-        self.free_slots = [Slot(device) for device in self.devices * self.ahead]
+        # A run that may have several GPUs takes as many slots, of a pool of all GPUs.
+        slots = self.devices * self.ahead if context.gpus_per_run.single else pool
+        self.free_slots, self.slot_count = [Slot(device) for device in slots], len(slots)
         super().__init__(context, len(self.devices))
 
     @property
@@ -111,79 +111,61 @@ class LocalLauncher(LauncherBase):
 
     def start(self, jobs: Sequence[Job]) -> None:
         """Hand each job to the worker process of a free slot; the first job of a slot starts one."""
-        if self.pool is not None:
-            self.waiting += jobs
-            self._start_waiting()
-            return
         if self.serves and self.service is None:
             self.service = MultiProcessService.start()
-        for job in jobs:
-            slot = self.free_slots.pop(0)
-            environment = {"OMP_NUM_THREADS": str(self.threads)}
-            if self.service is not None:
-                environment |= self.service.environment
-            if slot.device is not None:
-                environment["CUDA_VISIBLE_DEVICES"] = slot.device
-                if self.overlap:
-                    locks = self.context.store.root.absolute() / ".gpu_locks"
-                    environment[GPU_LOCKS_VARIABLE] = str(locks / f"{socket.gethostname()}-{slot.device}")
-                    if self.service is not None:
-                        environment[RUNS_PER_GPU_VARIABLE] = str(RUNS_AT_ONCE)
-            process = TaskProcess(self.context.task(job.spec, environment), slot.worker)
-            slot.worker = process.worker
-            job.handle = (process, slot)
+        self.waiting += jobs
+        self._start_waiting()
 
     def _start_waiting(self) -> None:
-        """Start the jobs that wait for GPUs, in order, as long as enough of the pool are free."""
-        assert self.pool is not None
+        """Start the jobs that wait, in order, as long as enough slots are free for the next."""
         while self.waiting:
-            job = self.waiting[0]
-            gpus = self.context.gpus_per_run.of(job.spec)
-            total = len(self.pool) + sum(len(each.handle[1]) for each in self.sharing)
-            if gpus > total:
+            job, spec = self.waiting[0], self.waiting[0].spec
+            gpus = self.context.gpus_per_run.of(spec)
+            if gpus > self.slot_count:
                 raise UsageError(
-                    f"{job.spec.arm.name} d{job.spec.shape.depth} needs {gpus} GPUs, and this machine has "
-                    f"{total}; use `launcher` slurm, or fewer `gpus_per_run`."
+                    f"{spec.arm.name} d{spec.shape.depth} needs {gpus} GPUs, and this machine has "
+                    f"{self.slot_count}; use `launcher` slurm, or fewer `gpus_per_run`."
                 )
-            if gpus > len(self.pool):
+            if gpus > len(self.free_slots):
                 return
             self.waiting.pop(0)
-            taken, self.pool = self.pool[:gpus], self.pool[gpus:]
-            environment = {"OMP_NUM_THREADS": str(self.threads)}
-            visible = [device for device in taken if device is not None]
-            if visible:
-                environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
-            job.handle = (TaskProcess(self.context.task(job.spec, environment, gpus=gpus)), taken)
-            self.sharing.append(job)
+            taken, self.free_slots = self.free_slots[:gpus], self.free_slots[gpus:]
+            task = self.context.task(spec, self._environment(taken), gpus=gpus)
+            process = TaskProcess(task, taken[0].worker)
+            taken[0].worker = process.worker
+            job.handle = (process, taken)
 
-    def _poll_pool(self, running: Sequence[Job]) -> list[tuple[Job, Attempt]]:
-        """Jobs that have ended, whose GPUs go to those that wait."""
-        assert self.pool is not None
+    def _environment(self, taken: Sequence[Slot]) -> dict[str, str]:
+        """The variables of a run: its threads and GPUs, and what it needs to share a GPU."""
+        environment = {"OMP_NUM_THREADS": str(self.threads)}
+        if self.service is not None:
+            environment |= self.service.environment
+        visible = [slot.device for slot in taken if slot.device is not None]
+        if visible:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
+        if visible and self.overlap:
+            locks = self.context.store.root.absolute() / ".gpu_locks"
+            environment[GPU_LOCKS_VARIABLE] = str(locks / f"{socket.gethostname()}-{visible[0]}")
+            if self.service is not None:
+                environment[RUNS_PER_GPU_VARIABLE] = str(RUNS_AT_ONCE)
+        return environment
+
+    def poll(self, running: Sequence[Job]) -> list[tuple[Job, Attempt]]:
+        """Jobs that have ended, whose slots go to those that wait."""
         done: list[tuple[Job, Attempt]] = []
         for job in running:
-            if job.handle is None:  # it waits for GPUs
+            if job.handle is None:  # it waits for slots
                 continue
             process, taken = job.handle
             if (attempt := process.poll()) is not None:
-                process.worker.close()
-                self.pool.extend(taken)
-                self.sharing.remove(job)
+                if self.context.gpus_per_run.single:
+                    self.free_slots[:0] = taken  # first, so that a warm worker is used before a cold slot
+                else:  # an idle worker would keep memory of a GPU that the next run shares with others
+                    process.worker.close()
+                    taken[0].worker = None
+                    self.free_slots += taken
                 done.append((job, attempt))
         self._start_waiting()
-        if not done:
-            time.sleep(0.02)
-        return done
-
-    def poll(self, running: Sequence[Job]) -> list[tuple[Job, Attempt]]:
-        """Jobs that have ended."""
-        if self.pool is not None:
-            return self._poll_pool(running)
-        done: list[tuple[Job, Attempt]] = []
-        for job in running:
-            process, slot = job.handle
-            if (attempt := process.poll()) is not None:
-                self.free_slots.insert(0, slot)  # first, so that a warm worker is used before a cold slot
-                done.append((job, attempt))
         if not done:
             time.sleep(0.02)
         return done
@@ -191,12 +173,8 @@ class LocalLauncher(LauncherBase):
     def stop(self, running: Sequence[Job]) -> None:
         """Make all save and stop; kill what has not within a minute, or at a second Ctrl-C."""
         processes: list[TaskProcess] = [job.handle[0] for job in running]
-        if self.pool is None:
-            self.free_slots += [job.handle[1] for job in running]
-        else:
-            self.pool += [device for job in running for device in job.handle[1]]
-            self.sharing.clear()
-            self.waiting.clear()
+        self.free_slots += [slot for job in running for slot in job.handle[1]]
+        self.waiting.clear()
         try:
             for process in processes:
                 process.terminate()
