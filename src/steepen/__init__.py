@@ -3,6 +3,7 @@
 Everything that a notebook needs is here, and loaded when it is first used:
 
 - `fit`, `power`: scaling laws and verdicts of a table, and how large a ladder must be
+- `keep`: whether a change is better than the noise, and at another scale too
 - `paper`: a figure, table or claim of the paper, from its authors' runs or your own studies
 - `arms`, `plan`, `spec`, `best_passes`: the arms, the cost of a run, its specification, the best passes
 - `prepare`, `train`, `evaluate`, `generate`: data, one run, its scores and its text
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from steepen.requests.fit import fit as fit
     from steepen.requests.forecast import downstream as downstream
     from steepen.requests.forecast import forecast as forecast
+    from steepen.requests.keep import keep as keep
     from steepen.requests.models import export as export
     from steepen.requests.models import generate as generate
     from steepen.requests.models import import_model as import_model
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "fit": "steepen.requests.fit",
     "power": "steepen.requests.power",
+    "keep": "steepen.requests.keep",
     "paper": "steepen.requests.paper",
     "spec": "steepen.requests.spec",
     "train": "steepen.requests.train",
@@ -74,6 +77,7 @@ _LAZY = {
 __all__ = [  # noqa: RUF022  (in the order of the docstring)
     "fit",
     "power",
+    "keep",
     "paper",
     "arms",
     "plan",

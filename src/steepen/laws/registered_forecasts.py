@@ -143,7 +143,7 @@ def register_forecasts(
     digest, count = data_hash(ladders), sum(len(runs) for one in ladders.values() for runs in one.runs)
     found: list[RegisteredForecast] = []
     for arm in fit.arms:
-        if _nearest_rung(measured[arm], flops) is not None:
+        if nearest_rung(measured[arm], flops) is not None:
             continue
         law, variance = fit.arms[arm], analysis.judge.run_variance(flops)
         forecast, error = forecast_loss(fit, analysis.judge, arm, flops, variance)
@@ -195,7 +195,7 @@ def score_registered(
     scored: list[ScoredForecast] = []
     for one in forecasts:
         ladder = ladders.get(one.arm)
-        rung = None if ladder is None else _nearest_rung(ladder, one.flops)
+        rung = None if ladder is None else nearest_rung(ladder, one.flops)
         if ladder is None or rung is None:
             scored.append(ScoredForecast(one))
             continue
@@ -212,7 +212,7 @@ def score_registered(
     return scored
 
 
-def _nearest_rung(ladder: Ladder, flops: float) -> int | None:
+def nearest_rung(ladder: Ladder, flops: float) -> int | None:
     """The rung whose compute is within 5% of `flops`."""
     distance = np.abs(np.log(ladder.flops / flops))
     best = int(np.argmin(distance)) if len(distance) else 0

@@ -68,6 +68,7 @@ VERBS: dict[str, Verb] = {
         Verb("runs compare", f"{_HERE}.runs:CompareRuns", "Show the fields in which two runs differ."),
         Verb("runs clean", f"{_HERE}.runs:CleanRuns", "Free disk space."),
         Verb("fit", f"{_HERE}.fit:Fit", "Fit scaling laws to a table and judge the arms.", ANALYSE),
+        Verb("keep", f"{_HERE}.keep:Keep", "Keep this change? An answer for programs.", ANALYSE),
         Verb("paper", f"{_HERE}.paper:Paper", "Show a figure, table or claim of the paper.", ANALYSE),
         Verb("forecast", f"{_HERE}.forecast:Forecast", "Forecast CORE at a larger compute budget.", ANALYSE),
         Verb("downstream", f"{_HERE}.forecast:Downstream",
