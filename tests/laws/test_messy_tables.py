@@ -124,6 +124,24 @@ def test_flops_are_6nd_when_asked_and_offered_when_absent() -> None:
     assert cleaned(holes, flops="6nd").columns["flops"] == pytest.approx(tuple(exact))
 
 
+def test_flops_of_our_own_arms_are_counted_when_asked() -> None:
+    plans = [steepen.plan(arm, depth=d) for arm in ("vanilla", "loop-2") for d in (4, 6, 8, 10)]
+    columns = {
+        "arm": [one.plan.run.arm.name for one in plans],
+        "depth": [one.plan.run.shape.depth for one in plans],
+        "tokens": [one.plan.run.tokens for one in plans],
+        "loss": [3.2, 3.0, 2.85, 2.74, 3.1, 2.9, 2.75, 2.64],
+    }
+    with pytest.raises(UsageError, match="take our count of steepen's own arms with `flops` exact"):
+        fit(columns, reference="vanilla")
+    ladders = fit(columns, reference="vanilla", flops="exact", draws=100, method="joint").ladders
+    for arm, found in ladders.items():
+        own = [one.plan.run.flops.total for one in plans if one.plan.run.arm.name == arm]
+        assert found.flops.tolist() == pytest.approx(own, rel=1e-12)
+    with pytest.raises(UsageError, match=r"row 1: .*vanila"):
+        fit({**columns, "arm": ["vanila"] * 8}, flops="exact")
+
+
 def test_flops_are_compared_with_the_arms_own_ratio_to_6nd() -> None:
     flops = [4 * one for one in runs()["flops"]]  # four passes of shared weights: right, and said
     (found,) = [one for one in problems(runs(flops=flops)) if "'base'" in one.what]

@@ -74,12 +74,12 @@ class Cleaning:
     """What a fit needs of a table, and what may be done to it.
 
     `needs` are the columns of the law. `x` is the cost that the column `flops` is to hold. `flops` 6nd takes
-    6·N·D for every row.
+    6·N·D for every row; exact says that they were counted before.
     """
 
     needs: tuple[str, ...] = ("flops", "loss")
     x: str = "flops"
-    flops: Literal["table", "6nd"] = "table"
+    flops: Literal["table", "6nd", "exact"] = "table"
     drop_missing: bool = False
     keep_diverged: bool = False
 
@@ -156,10 +156,13 @@ class _Work:
                 self.numbers[column] = self.read(column, column, required=False)
         if not absent:
             return
-        if absent == ["flops"] and cleaning.x == "flops" and {"parameters", "tokens"} <= set(self.numbers):
-            if cleaning.flops == "table":
-                self.add("error", "there is no column of FLOPs", "take 6·N·D for them with `flops` 6nd")
-            return
+        if absent == ["flops"] and cleaning.x == "flops" and "tokens" in self.numbers:
+            offers = ["6·N·D for them with `flops` 6nd"] * ("parameters" in self.numbers)
+            offers += ["our count of steepen's own arms with `flops` exact"] * table.has("depth")
+            if offers and cleaning.flops == "table":
+                self.add("error", "there is no column of FLOPs", f"take {', or '.join(offers)}")
+            if offers:
+                return
         table.require([cleaning.x if name == "flops" else name for name in cleaning.needs])
         table.require(absent)
 
@@ -218,6 +221,9 @@ class _Work:
     def check_flops(self) -> None:
         """Complete FLOPs by 6·N·D if that is asked for, else compare them with it."""
         if "flops" not in self.cleaning.needs or self.cleaning.x != "flops":
+            return
+        if self.cleaning.flops == "exact":
+            self.add("note", "FLOPs are counted from arm, depth and tokens", "other columns are not used")
             return
         n, d = self.numbers.get("parameters"), self.numbers.get("tokens")
         if n is None or d is None:

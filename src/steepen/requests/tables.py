@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -67,8 +67,13 @@ class ReadsTable:
         ),
     ] = "flops"
     flops: Annotated[
-        Literal["table", "6nd"],
-        Option("table, or 6nd: 6·N·D from parameters and tokens, in every row.", TABLE),
+        Literal["table", "6nd", "exact"],
+        Option(
+            "table; 6nd: 6·N·D from parameters and tokens, in every row; exact: of steepen's own arms, "
+            "counted from arm, depth and tokens, and context, vocabulary, aspect or rho where they are "
+            "columns.",
+            TABLE,
+        ),
     ] = "table"
     drop_missing: Annotated[bool, Option("Leave out rows that lack a value.", TABLE)] = False
     keep_diverged: Annotated[
@@ -91,6 +96,7 @@ class ReadsTable:
                 "understood. Laws and verdicts are written with --write-result."
             )
         whole = as_table(self.table, columns=self.columns, where=self.where, at=self.at)
+        whole = _count_flops(whole) if self.flops == "exact" else whole
         cleaning = Cleaning(needs, self.x, self.flops, self.drop_missing, self.keep_diverged)
         found: dict[str, Table] = {}
         errors: list[str] = []
@@ -104,6 +110,28 @@ class ReadsTable:
         if self.write_table is not None:
             _write_table(list(found.values()), self.write_table)
         return found
+
+
+def _count_flops(table: Table) -> Table:
+    """The table with FLOPs of steepen's own arms; sizes without a column are the defaults of `plan`."""
+    from steepen.model.arms import find_arm
+    from steepen.requests.plan import Plan
+
+    names = ("depth", "tokens", "context", "vocabulary", "aspect", "head_dim", "mlp_multiple", "rho")
+    sizes = {name: table.numbers(name) for name in names if name in names[:2] or table.has(name)}
+    flops: list[float] = []
+    for row, name in enumerate(table.names("arm")):
+        own = {each: float(values[row]) for each, values in sizes.items()}
+        try:
+            plan, arm = Plan(arm=name, **own), find_arm(name)  # pyright: ignore[reportArgumentType]
+            size = plan.size_rule(vocabulary=plan.vocabulary)
+            run = plan.recipe_of(arm).at_budget(
+                arm, int(own["depth"]), size, tokens=plan.tokens, rho=plan.rho
+            )
+        except UsageError as error:
+            raise UsageError(f"{table.place(row)}: {error}") from None
+        flops.append(run.flops.total * own["tokens"] / run.tokens)  # runs have whole steps
+    return replace(table.rename({"flops": "none"}), columns={**table.columns, "flops": tuple(flops)})
 
 
 def _write_table(tables: Sequence[Table], path: Path) -> None:
