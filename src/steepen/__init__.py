@@ -4,6 +4,7 @@ Everything that a notebook needs is here, and loaded when it is first used:
 
 - `fit`, `power`: scaling laws and verdicts of a table, and how large a ladder must be
 - `keep`: whether a change is better than the noise, and at another scale too
+- `ledger`: registered forecasts, their scores and calibration
 - `paper`: a figure, table or claim of the paper, from its authors' runs or your own studies
 - `arms`, `plan`, `spec`, `best_passes`: the arms, the cost of a run, its specification, the best passes
 - `prepare`, `train`, `evaluate`, `generate`: data, one run, its scores and its text
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from steepen.requests.forecast import downstream as downstream
     from steepen.requests.forecast import forecast as forecast
     from steepen.requests.keep import keep as keep
+    from steepen.requests.ledger import ledger as ledger
     from steepen.requests.models import export as export
     from steepen.requests.models import generate as generate
     from steepen.requests.models import import_model as import_model
@@ -57,6 +59,7 @@ _LAZY = {
     "fit": "steepen.requests.fit",
     "power": "steepen.requests.power",
     "keep": "steepen.requests.keep",
+    "ledger": "steepen.requests.ledger",
     "paper": "steepen.requests.paper",
     "spec": "steepen.requests.spec",
     "train": "steepen.requests.train",
@@ -78,6 +81,7 @@ __all__ = [  # noqa: RUF022  (in the order of the docstring)
     "fit",
     "power",
     "keep",
+    "ledger",
     "paper",
     "arms",
     "plan",

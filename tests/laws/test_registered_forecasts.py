@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import steepen
 from steepen.errors import UsageError
 from steepen.laws.registered_forecasts import RANGES, read_registered, score_registered
 from steepen.requests.app import main
@@ -89,3 +90,35 @@ def test_forecast_without_its_run_is_not_scored() -> None:
     assert score_registered([], {}) == []
     with pytest.raises(UsageError, match="cannot be read"):
         read_registered(Path("/"))
+
+
+def test_ledger_collects_projects_and_says_how_forecasts_did(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = tmp_path / "ledger.jsonl"
+    words = ("--register", str(ledger), "--budget", str(LATER))
+    first = write(tmp_path / "first.csv", FLOPS)
+    assert fit(first, *words) == 0
+    other = tmp_path / "other.csv"  # arms of the same names, with another irreducible loss
+    lines = Path(first).read_text().splitlines()
+    rows = [line.rsplit(",", 1) for line in lines[1:]]
+    other.write_text("\n".join([lines[0], *(f"{head},{float(loss) + 0.5:.6f}" for head, loss in rows)]))
+    assert fit(str(other), *words) == 0
+    later = write(tmp_path / "later.csv", np.append(FLOPS, LATER))
+    capsys.readouterr()
+    assert fit(later, "--score", str(ledger), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["inside"] for one in found["scored"]] == [True, True, None, None]
+    assert (found["calibration"]["scored"], found["calibration"]["inside"]) == (2, 2)
+    before = ledger.read_text()
+    assert fit(later, "--score", str(ledger)) == 0
+    assert ledger.read_text() == before, "an observation is added once"
+    assert fit(write(tmp_path / "off.csv", np.append(FLOPS, LATER), 0.1), "--score", str(ledger)) == 0
+    capsys.readouterr()
+    shown = steepen.ledger(ledger)
+    assert [row.inside for row in shown.rows] == [False, False, None, None], "the latest observation counts"
+    assert shown.calibration.expected == pytest.approx(1.8) and shown.calibration.rms_error > 3
+    assert main(["ledger", str(ledger)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "2 of 4 forecasts are scored: 0 are inside their intervals (1.8 expected)" in printed
+    assert main(["ledger", str(tmp_path / "none")]) == 2

@@ -209,7 +209,11 @@ class Fit(ReadsTable, Request[FitResult]):
     ] = None
     score: Annotated[
         Path | None,
-        Option("Score the forecasts of a file of `register` against the runs of the table.", FORECASTS),
+        Option(
+            "Score the forecasts of a file of `register` against the runs of the table, and add what was "
+            "measured to it; `steepen ledger` shows all, of any number of tables.",
+            FORECASTS,
+        ),
     ] = None
 
     def check(self) -> None:
@@ -281,7 +285,14 @@ def _fit_compute(request: Fit, table: Table) -> ComputeResult:
     """Fit every arm's compute law, judge the arms, and register or score forecasts."""
     from steepen.laws.analysis import AnalysisRequest
     from steepen.laws.ladder import read_ladders
-    from steepen.laws.registered_forecasts import read_registered, register_forecasts, score_registered
+    from steepen.laws.registered_forecasts import (
+        calibration,
+        read_ledger,
+        read_registered,
+        record_scores,
+        register_forecasts,
+        score_registered,
+    )
     from steepen.laws.table_fits import analyse_table, choose_reference
 
     if not table.has("arm"):
@@ -298,14 +309,16 @@ def _fit_compute(request: Fit, table: Table) -> ComputeResult:
     )  # fmt: skip
     with spinner(f"fitting {len(arms)} arms"):
         analysis, ladders = analyse_table(table, settings, request.held_out())
-    registered = scored = ()
+    registered, scored, over_all = (), (), None
     if request.score:
         scored = tuple(score_registered(read_registered(request.score), arms))
+        record_scores(request.score, scored)
+        over_all = calibration(read_ledger(request.score))
     if request.register and request.budget:
         written = register_forecasts(request.register, analysis, ladders, request.budget, arms)
         registered = tuple(score_registered(written, {}))
     found = ComputeResult(
-        analysis, ladders, registered, scored, full=request.full, exit_codes=request.exit_code
+        analysis, ladders, registered, scored, over_all, full=request.full, exit_codes=request.exit_code
     )
     return replace(found, predictions=found.predict(request.predict)) if request.predict else found
 

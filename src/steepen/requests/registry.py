@@ -69,6 +69,7 @@ VERBS: dict[str, Verb] = {
         Verb("runs clean", f"{_HERE}.runs:CleanRuns", "Free disk space."),
         Verb("fit", f"{_HERE}.fit:Fit", "Fit scaling laws to a table and judge the arms.", ANALYSE),
         Verb("keep", f"{_HERE}.keep:Keep", "Keep this change? An answer for programs.", ANALYSE),
+        Verb("ledger", f"{_HERE}.ledger:Ledger", "Registered forecasts and how they did.", ANALYSE),
         Verb("paper", f"{_HERE}.paper:Paper", "Show a figure, table or claim of the paper.", ANALYSE),
         Verb("forecast", f"{_HERE}.forecast:Forecast", "Forecast CORE at a larger compute budget.", ANALYSE),
         Verb("downstream", f"{_HERE}.forecast:Downstream",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 from steepen.errors import UsageError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from steepen.laws.analysis import LadderAnalysis
     from steepen.laws.fits.compute_law import ComputeFit
     from steepen.laws.ladder import Ladder
-    from steepen.laws.registered_forecasts import ScoredForecast
+    from steepen.laws.registered_forecasts import Calibration, ScoredForecast
     from steepen.laws.verdict.evidence import Prediction, Verdict
     from steepen.laws.verdict.holdout import HeldOutLoss
     from steepen.laws.verdict.multipliers import Multiplier
@@ -52,7 +52,8 @@ class ComputeResult(Result):
     """Compute laws of the arms of a table, with a verdict on each against the reference.
 
     `analysis` has everything that was measured, `ladders` the rungs that were fitted; `registered` are the
-    forecasts that were written down, `scored` those that were compared with runs. `full` prints everything.
+    forecasts that were written down, `scored` those that were compared with runs, `calibration` that of their
+    whole ledger. `full` prints everything.
     """
 
     schema = "steepen.fit.compute/1"
@@ -61,6 +62,7 @@ class ComputeResult(Result):
     ladders: dict[str, Ladder]
     registered: tuple[ScoredForecast, ...] = ()
     scored: tuple[ScoredForecast, ...] = ()
+    calibration: Calibration | None = None
     predictions: Predictions | None = None
     full: bool = False
     exit_codes: bool = False
@@ -123,6 +125,8 @@ class ComputeResult(Result):
         for name in ("registered", "scored"):
             if forecasts := getattr(self, name):
                 found[name] = [one.to_dict() for one in forecasts]
+        if self.calibration is not None:
+            found["calibration"] = asdict(self.calibration)
         if self.predictions is not None:
             found["predictions"] = self.predictions.to_rows()
         return found
@@ -157,6 +161,8 @@ class ComputeResult(Result):
         for one in (*self.registered, *self.scored):
             style = "green" if one.inside else "dim" if one.inside is None else "bold red"
             yield Paragraph(f" {one.sentence()}", "■", style)
+        if self.calibration is not None:
+            yield Paragraph(f" {self.calibration.sentence()}", "ledger:", "bold")
         if not self.full:
             yield Paragraph(self._what_else(len(verdicts), len(warnings)))
 
