@@ -300,12 +300,10 @@ def score_registered(
     for one in forecasts:
         ladder = ladders.get(one.arm)
         rung = None if ladder is None or not one.is_about(ladder) else nearest_rung(ladder, one.flops)
-        found = ladder is not None and rung is not None
-        scored.append(
-            _scored(one, float(ladder.flops[rung]), float(ladder.loss[rung]))
-            if found
-            else ScoredForecast(one)
-        )
+        if ladder is None or rung is None:
+            scored.append(ScoredForecast(one))
+        else:
+            scored.append(_scored(one, float(ladder.flops[rung]), float(ladder.loss[rung])))
     return scored
 
 
