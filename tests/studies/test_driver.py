@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from steepen.launch.worker import python_path
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
+from steepen.studies.answer import Answer
 from steepen.studies.driver.drive import RunsFailed, drive
 from steepen.studies.driver.journal import Journal
 
@@ -55,6 +57,22 @@ def test_a_study_gets_its_records_in_order_until_it_returns(
     # The second time everything comes from the store.
     instant.ran.clear()
     assert drive(adaptive(spec), store, instant) == answer and instant.ran == []
+
+
+def test_runs_that_are_no_fair_ones_are_noted_in_the_answer(
+    instant: Any, store: RunStore, spec: Spec
+) -> None:
+    def study() -> Study:
+        one = spec(1)
+        fair, short = (
+            replace(one, hyperparameters=replace(one.hyperparameters, warmup_steps=steps))
+            for steps in (0, one.steps)
+        )
+        yield [fair, short]
+        return Answer("own", "?", "", (), {}, warnings=("first",))
+
+    first, noted = drive(study(), store, instant).warnings
+    assert first == "first" and "no more than the" in noted and noted.count("(") == 2
 
 
 def test_a_spec_repeated_in_a_batch_runs_once(instant: Any, store: RunStore, spec: Spec) -> None:
@@ -132,6 +150,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from run_fixtures import TRAINER, make_spec
+from steepen.studies.answer import Answer
 from steepen.studies.driver.drive import drive
 from steepen.studies.driver.journal import Journal
 from steepen.launch.base import LaunchContext

@@ -40,6 +40,23 @@ def test_fewer_tokens_than_a_step_are_noted_before_training(
     assert 0 <= said.find("100 tokens are less than one step of 256") < said.index("step 1/1")
 
 
+def test_run_within_its_warm_up_or_above_guessing_is_noted(
+    tiny_data: Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    place = ["--data", str(tiny_data.directory), "--runs", str(tmp_path / "runs"), "--precision", "fp32"]
+    words = ["train", "--device", "cpu", *place, *RUN, "--tokens", "2560"]
+    assert main([*words, "--set", "warmup_steps=40"]) == 0
+    said = " ".join(capfd.readouterr().err.split())
+    assert "its 10 steps are no more than the 40 of its warm-up" in said and "ln V" not in said
+    assert main([*words, "--set", "warmup_steps=2", "--set", "learning_rate=300"]) == 0
+    captured = capfd.readouterr()
+    said = " ".join(captured.err.split())
+    assert "is above that of guessing, ln V = " in said and "warm-up" not in said
+    run = Path(captured.out.splitlines()[-1]).name
+    assert main(["runs", "--runs", str(tmp_path / "runs"), "show", run]) == 0
+    assert "it has learnt nothing" in " ".join(capfd.readouterr().out.split())
+
+
 def test_training_imports_neither_compiler_nor_sympy(tiny_data: Dataset, tmp_path: Path) -> None:
     """They take seconds to import, in every run; torch imports them for arithmetic on meta tensors, for
     `Module.to_empty` and for the classes of torch.optim."""

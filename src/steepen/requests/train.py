@@ -149,8 +149,7 @@ class Train(SpecFields, TrainOptions, Request["Run"]):
             f"{record.tokens:,} tokens and {record.flops:.3e} FLOPs; {record.seconds_training:.1f} s of "
             f"training, {record.tokens_per_second:,.0f} tokens/s{mfu}.\n{self.runs / run.hash}"
         )
-        if small:
-            self._print_notes(notes)
+        self._print_notes([*(notes if small else ()), *record.remarks])
 
     def find_spec(self, dataset: Dataset) -> tuple[RunSpec, tuple[str, ...]]:
         """The run's spec, and what the planner says about it."""

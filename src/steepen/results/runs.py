@@ -156,6 +156,9 @@ class Run(Result):
         known = {name: value for name, value in self.fields.items() if value not in (None, "")}
         wide = max(map(len, known))
         yield Lines("\n".join(f"{name:{wide}}  {format_field(name, known[name])}" for name in known))
+        record = self.record if self.status == "finished" else None
+        for remark in () if record is None else record.remarks:
+            yield Lines(f"\nnote: {remark}")
         yield from _chart([self], width)
         waits = [row["checkpoint_wait"] for row in self.metrics_rows() if row.get("checkpoint_wait")]
         if waits:

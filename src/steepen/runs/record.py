@@ -74,6 +74,23 @@ class RunRecord:
     evaluation: dict[str, Any] = field(default_factory=dict[str, Any])
     version: int = RECORD_VERSION
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What makes the run no fair one: it ended in its warm-up, or has learnt nothing."""
+        spec, found = self.spec, list[str]()
+        warmup, chance = spec.hyperparameters.warmup_steps, math.log(spec.shape.token_ids)
+        if spec.steps <= warmup:
+            found.append(
+                f"its {spec.steps} steps are no more than the {warmup:g} of its warm-up: the learning rate "
+                "never fell (a shorter warm-up: `changes` warmup_steps=…)"
+            )
+        if self.validation_loss > chance:
+            found.append(
+                f"its loss {self.validation_loss:.2f} is above that of guessing, ln V = {chance:.2f}: it has "
+                "learnt nothing (a learning rate that is too high?)"
+            )
+        return tuple(found)
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON value that record.json holds, with its checksum."""
         return with_checksum(to_builtins(self))

@@ -15,10 +15,10 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from steepen.errors import SteepenError
 from steepen.launch.base import Failure, Launcher, Outcome
@@ -27,6 +27,7 @@ from steepen.launch.cost_estimate import Budget, BudgetReached, remaining_flops
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
+from steepen.studies.answer import Answer
 from steepen.studies.cells import lead
 from steepen.studies.driver.journal import Journal
 
@@ -95,20 +96,39 @@ def drive(
         stack.enter_context(progress)
         batch = _BatchRunner(store, launcher, budget, accept_diverged, retry_diverged, progress)
 
+        seen: dict[str, RunRecord] = {}
+
         def records(specs: Sequence[RunSpec]) -> list[RunRecord | None]:
             # Before its first run starts, so that `status` of a killed study knows every run it asked for.
             if journal is not None:
                 journal.add_batch(specs)
-            return batch.run(specs)
+            found = batch.run(specs)
+            seen.update({one.run: one for one in found if one is not None})
+            return found
 
         try:
             answer = lead(study, records)
         except KeyboardInterrupt:
             raise StudyStopped(signal.SIGINT) from None
+        if isinstance(answer, Answer):
+            answer = cast("A", replace(answer, warnings=(*answer.warnings, *_remarks(seen.values()))))
         # Only now, with every record in the store: an answer in the journal means that no run is left.
         if journal is not None:
             journal.set_answer(answer)
         return answer
+
+
+def _remarks(records: Iterable[RunRecord]) -> list[str]:
+    """What is to be said of runs that are no fair ones, each remark with its runs."""
+    found: dict[str, list[str]] = {}
+    for record in records:
+        for remark in record.remarks:
+            run = f"{record.spec.arm.name} d{record.spec.shape.depth} ({record.run[:8]})"
+            found.setdefault(remark, []).append(run)
+    return [
+        f"{', '.join(runs[:3])}{f' and {len(runs) - 3} more' if len(runs) > 3 else ''}: {remark}"
+        for remark, runs in found.items()
+    ]
 
 
 @dataclass
