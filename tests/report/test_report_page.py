@@ -66,6 +66,23 @@ def test_page_sections_are_in_order_with_verdicts_first(
     assert places == sorted(places)
 
 
+def test_page_of_several_studies_opens_with_the_ladders_answers(
+    finished: Callable[[str], LoadedStudy],
+) -> None:
+    page = render_page([finished("tpp"), finished("ladder")])
+    answers, contents = page.index('class="stacked"'), page.index('<nav aria-label="Contents">')
+    assert answers < contents < page.index("Study tpp")
+    assert page.count('class="stacked"') == 1, "the answers are not repeated"
+
+
+def test_long_tables_are_folded(finished: Callable[[str], LoadedStudy]) -> None:
+    page = render_page([finished("ladder")])
+    assert '<details class="fold"><summary>' in page
+    for block in page.split('<details class="fold">')[1:]:
+        assert block[: block.index("</details>")].count("<tr>") > 12
+    assert page.index('class="stacked"') < page.index('<details class="fold">')
+
+
 def test_page_has_every_number_of_the_answer(finished: Callable[[str], LoadedStudy]) -> None:
     study = finished("ladder")
     found = re.search(r"All values \(JSON\)</summary><pre[^>]*>(.*?)</pre>", render_page([study]), re.S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ def compute_panels(analysis: LadderAnalysis, ladders: dict[str, Ladder]) -> list
     curves: dict[str, dict[str, Any]] = {name: {"arm": name} for name in analysis.primary_fit.arms}
     return [
         loss_panel(analysis, ladders),
-        multiplier_panel(analysis, curves),
+        replace(multiplier_panel(analysis, curves), lead=True),
         exponent_panel(analysis, curves),
     ]
 
