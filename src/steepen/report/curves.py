@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from steepen.report.colours import EXTRA, NEUTRAL, PALETTE, Colour, arm_colour, arm_key, level_colour
 from steepen.studies.answer import Panel, Role, Series
@@ -187,16 +188,21 @@ def legend_entries(curves: Sequence[Curve]) -> list[LegendEntry]:
             # A curve with a label of its own says what it is, unless a part of it is something else.
             known = labelled and series.role == curve.series[0].role and not series.note
             if text and not known:
-                marker = "circle" if series.colour else series.marker  # a chosen marker is the arm's
+                marker = _kind_of_marker(series)
                 glyph = (series.kind, series.style, series.filled, marker)
                 uses.setdefault((text, *glyph), []).append((series, curve))
     entries: list[LegendEntry] = []
     for (text, *_), found in uses.items():
         series, curve = found[0]
         one_curve = len({id(other) for _, other in found}) == 1
-        shown = series if one_curve or not series.colour else replace(series, marker="circle")
+        shown = series if one_curve else replace(series, marker=_kind_of_marker(series))
         entries.append(LegendEntry(str(text), shown, curve.colour if one_curve else NEUTRAL))
     return entries
+
+
+def _kind_of_marker(series: Series) -> Any:
+    """The marker that tells kinds of points apart: a chosen one is the arm's, but for stars (optima)."""
+    return "circle" if series.colour and series.marker != "star" else series.marker
 
 
 def main_series(series: Sequence[Series]) -> list[Series]:

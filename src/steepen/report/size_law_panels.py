@@ -89,7 +89,7 @@ def isoflop_panels(arms: Mapping[str, ArmSweeps], x_name: str) -> list[Panel]:
         for vertex in fit.vertices:
             own = np.abs(np.log(budget / vertex.budget)) <= fit.settings["tolerance"]
             fields: dict[str, Any] = {"level": float(f"{vertex.budget:.2g}")}
-            label = format_flops(vertex.budget, 2)
+            label = f"{format_flops(vertex.budget, 2)} FLOPs"
             sweeps.append(points(label, x[own], loss[own], **fields))
             if vertex.method == "quadratic":
                 ends = float(x[own].min()), float(x[own].max())

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 class OptimumRow:
     """The optimum of one sweep at fixed compute; `interior`: inside the sweep's range."""
 
-    arm: str
-    budget: Annotated[float, Column("budget (FLOPs)", format=format_flops)]
+    arm: Annotated[str, Column(whole=True)]
+    budget: Annotated[float, Column("FLOPs", format=format_flops)]
     x: Annotated[float, Column(format=format_value)]
     low: Annotated[float | None, Column(format=format_value)]
     high: Annotated[float | None, Column(format=format_value)]
     loss: float
     points: int
-    interior: bool
+    interior: Annotated[bool, Column("inside")]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -46,7 +46,7 @@ def _power_of_ten(match: re.Match[str]) -> str:
 def compute_factor(multiplier: float) -> str:
     """A compute multiplier in words: 1.25 → "1.25× less compute", 0.41 → "2.4× more compute"."""
     value, word = (multiplier, "less") if multiplier >= 1 else (1 / multiplier, "more")
-    return f"{value:.3g}× {word} compute"
+    return f"{value:.3g}× {word} compute" if value >= 1.005 else "the same compute"
 
 
 def format_value(value: Any, digits: int = 4) -> str:
