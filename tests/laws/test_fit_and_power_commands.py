@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import steepen
 from steepen.laws.read_table import read_table
 from steepen.laws.verdict.holdout import hold_out_rungs
 from steepen.laws.verdict.questions import BETTER, GROWTH
@@ -462,3 +463,26 @@ def test_single_arm_needs_no_reference(tmp_path: Path, capsys: pytest.CaptureFix
     one = [line for line in lines() if line.split(",")[0] in ("arm", "vanilla")]
     code, out, _ = run(capsys, "fit", write(tmp_path, one), "--draws", "200")
     assert code == 0 and "vanilla" in out
+
+
+def test_power_of_a_table_lists_the_further_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(3)
+    flops = np.geomspace(1e18, 3e19, 5)
+    rows = ["arm,flops,seed,loss"] + [
+        f"{arm},{c:.6g},0,{1.8 + a * (c / 1e18) ** -0.11 + 0.004 * rng.standard_normal():.6f}"
+        for arm, a in (("base", 1.5), ("mine", 1.46))
+        for c in flops.tolist()
+    ]
+    (tmp_path / "runs.csv").write_text("\n".join(rows))
+    found: Any = steepen.power(table=tmp_path / "runs.csv", reference="base", draws=200)
+    plan = found.power.plan
+    assert (plan.rungs, plan.seeds, plan.lowest) == (5, 1, pytest.approx(1e18))
+    further = found.extension
+    assert further.question == "better" and further.power.better >= 0.9 > found.power.better
+    assert further.runs and all(count > 0 for _, count in further.runs)
+    words = ["power", "--table", str(tmp_path / "runs.csv"), "--reference", "base", "--draws", "200"]
+    assert main(words) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Further runs that would show that the arm is better or worse" in printed
+    assert main(["power"]) == 2
+    assert "--delta-gamma, or a --table" in capsys.readouterr().err

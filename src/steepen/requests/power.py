@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
-from typing import Annotated
+import math
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
 
 from steepen.errors import UsageError
 from steepen.requests.request import Option, Request, function
+from steepen.results.fit import ComputeResult
 from steepen.results.power import PowerResult
 from steepen.utils.codec import Range
 from steepen.utils.console import spinner
 from steepen.utils.values import Confidence, Flops, Level, Noise
 
+if TYPE_CHECKING:
+    from steepen.laws.power import LadderPlan, Question
+
 # Panels of --help.
+TABLE = "Plan of a table"
 LADDER = "Planned ladder"
 LAWS = "Assumed laws"
 TESTS = "Tests and search"
@@ -31,12 +39,31 @@ class Power(Request[PowerResult]):
 
     examples = (
         "steepen power --delta-gamma 0.0027 --noise 1e-3",
+        "steepen power --table runs.csv --reference base --arm mine",
         "steepen power --delta-gamma 0.01 --rungs 6 --span 3 --seeds 2 --no-search",
     )
     figure = tables = True
 
-    delta_gamma: Annotated[float, Range(-1, 1), Option("Expected difference in exponent, e.g. 0.0027.")]
+    delta_gamma: Annotated[
+        float | None,
+        Range(-1, 1),
+        Option("Expected difference in exponent, e.g. 0.0027. Default: that of `table`."),
+    ] = None
     _: KW_ONLY
+    table: Annotated[
+        Any,
+        Option(
+            "Table of runs, as `steepen fit` reads it: the plan has its laws, noise and ladders, and the "
+            "cheapest further runs are listed.",
+            TABLE,
+            metavar="<path>",
+            python="Also a frame, a dict of columns or a list of dicts.",
+        ),
+    ] = None
+    reference: Annotated[str | None, Option("Arm of the table to compare with.", TABLE)] = None
+    arm: Annotated[
+        str | None, Option("Arm of the table to plan for. Default: that of a table with two.", TABLE)
+    ] = None
     rungs: Annotated[int, Range(3, 1_000), Option("Rungs of each ladder.", LADDER)] = 8
     lowest: Annotated[Flops, Option("FLOPs of the lowest rung.", LADDER)] = 3.25e17
     highest: Annotated[
@@ -78,27 +105,61 @@ class Power(Request[PowerResult]):
     draws: Annotated[int, Range(1, 1_000_000), Option("Simulated pairs of ladders.", TESTS)] = 1000
 
     def check(self) -> None:
-        """Reject two ways to say where the ladder ends."""
+        """Reject a plan without an effect, and two ways to say where the ladder ends."""
+        if self.delta_gamma is None and self.table is None:
+            raise UsageError("give `delta_gamma`, or a `table` to take it from.")
         if self.span is not None and self.highest is not None:
             raise UsageError("give `highest` or `span`, not both.")
 
     def run(self) -> PowerResult:
         """Simulate the plan, then search."""
-        from steepen.laws.power import TARGETS, LadderPlan, cheapest_ladder, simulate_power
+        from steepen.laws.power import TARGETS, LadderPlan, cheapest_ladder, extend_ladder, simulate_power
 
         top = self.highest or (HIGHEST if self.span is None else self.lowest * 10**self.span)
         plan = LadderPlan(
-            delta_gamma=self.delta_gamma, rungs=self.rungs, lowest=self.lowest, highest=top, noise=self.noise,
-            lack_of_fit=self.lack_of_fit,
-                        seeds=self.seeds, gamma=self.gamma, irreducible_loss=self.irreducible_loss,
-            constant=self.constant, multiplier=self.multiplier, level=self.level, margin=self.margin,
-            arms=self.comparisons,
+            delta_gamma=self.delta_gamma or 0.0, rungs=self.rungs, lowest=self.lowest, highest=top,
+            noise=self.noise, lack_of_fit=self.lack_of_fit, seeds=self.seeds, gamma=self.gamma,
+            irreducible_loss=self.irreducible_loss, constant=self.constant, multiplier=self.multiplier,
+            level=self.level, margin=self.margin, arms=self.comparisons,
         )  # fmt: skip
+        question: Question = "growth"
+        if self.table is not None:
+            plan, question = self._plan_of_table(plan)
         with spinner("simulating ladders"):
             power = simulate_power(plan, self.draws)
-            targets = TARGETS if self.search and self.delta_gamma != 0 else ()
+            if self.table is not None and self.search:
+                further = extend_ladder(plan, question, self.goal, draws=self.draws)
+                return PowerResult(power, extension=further)
+            targets = TARGETS if self.search and plan.delta_gamma != 0 else ()
             found = [cheapest_ladder(plan, target, self.goal, draws=self.draws) for target in targets]
         return PowerResult(power, tuple(found))
+
+    def _plan_of_table(self, plan: LadderPlan) -> tuple[LadderPlan, Question]:
+        """The plan with the ladders, laws and noise of the table, and the question that is open."""
+        from steepen.requests.fit import Fit
+
+        found = Fit(self.table, reference=self.reference, method="joint", draws=100).run()
+        assert isinstance(found, ComputeResult)
+        arm = self.arm or next(iter(found.verdicts), "")
+        if not arm or (self.arm is None and len(found.verdicts) > 1):
+            raise UsageError(f"name the arm to plan for with `arm`; there are {', '.join(found.verdicts)}.")
+        verdict, analysis = found[arm], found.analysis
+        law, ladder = analysis.primary_fit.arms[analysis.request.reference], found.ladders[arm]
+        if verdict.flops_range is None:
+            raise UsageError(
+                f"the ladders of '{arm}' and the reference never overlap: add runs where they do."
+            )
+        low, high = verdict.flops_range
+        noise = analysis.seed_noise[-1][1] if analysis.seed_noise else analysis.lack_of_fit
+        planned = replace(
+            plan, delta_gamma=verdict.delta_gamma if self.delta_gamma is None else self.delta_gamma,
+            rungs=max(4, len(ladder.flops)), lowest=low, highest=high, noise=noise or plan.noise,
+            lack_of_fit=analysis.lack_of_fit if analysis.seed_noise else 0.0,
+            seeds=int(np.median(ladder.seeds)), gamma=law.gamma.value, irreducible_loss=law.e.value,
+            constant=math.exp(law.log_a.value) * (1e18 / law.c0) ** -law.gamma.value,
+            multiplier=verdict.gain.value, arms=len(found.verdicts),
+        )  # fmt: skip
+        return planned, "better" if verdict.better == "not resolved" else "growth"
 
 
 power = function(Power)

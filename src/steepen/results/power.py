@@ -13,7 +13,7 @@ from steepen.results.text import Block, Paragraph
 from steepen.utils.formatting import format_flops, percent
 
 if TYPE_CHECKING:
-    from steepen.laws.power import CheapestLadder, LadderPlan, Power, Target
+    from steepen.laws.power import CheapestLadder, Extension, LadderPlan, Power, Target
 
 TARGET_TITLES: dict[Target, str] = {"growth": "growth of the gain", "exponent": "larger exponent"}
 
@@ -47,6 +47,7 @@ class PowerResult(Result):
 
     power: Power
     cheapest: tuple[CheapestLadder, ...] = ()
+    extension: Extension | None = None  # of the ladders of a table
 
     @property
     def rows(self) -> list[LadderRow]:
@@ -72,7 +73,8 @@ class PowerResult(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as nested dicts and numbers, as `steepen power --json` prints it."""
-        return {**self.power.to_dict(), "cheapest": {one.target: one.to_dict() for one in self.cheapest}}
+        found = {**self.power.to_dict(), "cheapest": {one.target: one.to_dict() for one in self.cheapest}}
+        return found if self.extension is None else {**found, "further_runs": self.extension.runs}
 
     def panels(self) -> list[Panel]:
         """How often the plan gives each answer."""
@@ -101,6 +103,29 @@ class PowerResult(Result):
                 " would look like the whole Δγ. Re-sweep the learning rate at the top."
             )
         yield from (Paragraph(_found(one)) for one in self.cheapest)
+        if self.extension is not None:
+            yield from _further(self.extension)
+
+
+def _further(found: Extension) -> Iterable[Block]:
+    """The further runs that would settle the question."""
+    goal = percent(found.goal)
+    what = "that the arm is better or worse" if found.question == "better" else "that the gain changes"
+    if found.power is None:
+        yield Paragraph(f"Up to 5 seeds and 6 more rungs do not reach {goal} power to show {what}.")
+    elif not found.runs:
+        yield Paragraph(f"The ladders have {goal} power to show {what}: no further run is needed.")
+    else:
+        columns = [
+            Column("FLOPs", value=lambda run: format_flops(run[0]), align="right"),
+            Column("runs of each arm", value=lambda run: run[1]),
+        ]
+        reached = found.power.better if found.question == "better" else found.power.growth
+        yield Paragraph(
+            f"Further runs that would show {what} (power {reached:.2f}), {format_flops(found.cost)} FLOPs of "
+            "both arms together:"
+        )
+        yield table_of(found.runs, columns)
 
 
 def outcome_table(power: Power) -> Table:
