@@ -145,8 +145,9 @@ def test_a_diverged_run_is_retrained_only_with_retry_diverged(
         assert instant.ran == launched
 
 
-DRIVER = """
+DRIVER = '''
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from run_fixtures import TRAINER, make_spec
@@ -158,22 +159,27 @@ from steepen.launch.local import LocalLauncher
 from steepen.runs.store import RunStore
 from steepen.requests.app import main
 from steepen.requests.registry import VERBS, Verb
+from steepen.requests.request import Request
 
 def study():
     first = yield [make_spec(seed, steps=12) for seed in (1, 2, 3)]
     second = yield [make_spec(round(sum(r.validation_loss for r in first) * 1000), steps=12)]
     return [r.validation_loss for r in (*first, *second)]
 
-def command():
-    root = Path({root!r})
-    store = RunStore(root / "runs")
-    journal = Journal.open(root / "studies", "s", {{}}, store.root)
-    launcher = LocalLauncher(LaunchContext(root, store, program=(str(TRAINER),)), 2)
-    drive(study(), store, launcher, journal=journal)
+@dataclass(frozen=True)
+class Go(Request[None]):
+    """Drive the study."""
 
-VERBS["go"] = Verb("go", "__main__:command", "")
+    def run(self):
+        root = Path({root!r})
+        store = RunStore(root / "runs")
+        journal = Journal.open(root / "studies", "s", {{}}, store.root)
+        launcher = LocalLauncher(LaunchContext(root, store, program=(str(TRAINER),)), 2)
+        drive(study(), store, launcher, journal=journal)
+
+VERBS["go"] = Verb("go", "__main__:Go", "")
 sys.exit(main(["go"]))
-"""
+'''
 
 
 def start_driver(root: Path) -> subprocess.Popen[bytes]:
