@@ -25,7 +25,7 @@ from steepen.runs.spec import RunSpec
 from steepen.utils.json_io import read_json, with_checksum, write_json
 from training_fixtures import make_spec, tiny_data
 
-from .test_import_published import result, write_checkpoint
+from .test_import_published import TOOL, result, write_checkpoint
 
 __all__ = ["make_spec", "tiny_data"]
 Change = Callable[[dict[str, Tensor]], object]
@@ -44,10 +44,12 @@ class Code:
         return exec, ("raise SystemExit('the code of a file was executed')",)
 
 
-def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+def run(
+    words: list[str], capsys: pytest.CaptureFixture[str], command: Callable[[list[str]], int] = main
+) -> tuple[int, str]:
     capsys.readouterr()
     with no_hang():
-        code = main(words)
+        code = command(words)
     said = " ".join(capsys.readouterr().err.split())
     assert code in (0, 1, 2) and "Warning" not in said and "executed" not in said, said
     return code, said
@@ -188,7 +190,7 @@ def test_hostile_checkpoints_of_others_are_not_imported(
     file, state = write_checkpoint(tmp_path, result())
     make, says = CHECKPOINTS[how]
     file.write_bytes(make(state))
-    code, said = run(["import", str(tmp_path), "--runs", str(tmp_path / "runs")], capsys)
+    code, said = run([str(tmp_path), "--runs", str(tmp_path / "runs")], capsys, TOOL.main)
     assert code and says in said and not (tmp_path / "runs").exists(), said
 
 

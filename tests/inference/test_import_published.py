@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,7 +17,6 @@ from torch import Tensor
 from steepen.data.prepare import PrepareRequest, prepare
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.load import load
-from steepen.inference.authors_checkpoint import _network
 from steepen.inference.generate import generate
 from steepen.inference.import_model import import_model
 from steepen.model.shape import BlockAllocation
@@ -24,6 +26,21 @@ from steepen.runs.store import RunStore
 from ..model.authors_network import Block, Operator
 from ..model.authors_network import logits as authors_logits
 
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def load_tool() -> ModuleType:
+    """tools/import_authors_checkpoint.py, which is no package."""
+    file = REPOSITORY / "tools" / "import_authors_checkpoint.py"
+    spec = importlib.util.spec_from_file_location("import_authors_checkpoint", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+TOOL = load_tool()
 WIDTH, HEADS, HIDDEN, ROWS, REAL = 16, 2, 256, 50_304, 50_257
 ALPHA = 0.70710678
 
@@ -147,8 +164,9 @@ def expected_logits(state: dict[str, Tensor], config: dict[str, Any], tokens: Te
 def test_an_imported_checkpoint_computes_the_authors_logits(name: str, tmp_path: Path) -> None:
     config = result(**CASES[name])
     _, state = write_checkpoint(tmp_path / "published", config)
-    imported = import_model(tmp_path / "published", tmp_path / "runs")
-    run = load(imported.path, device="cpu", precision="fp32")
+    run = load(
+        TOOL.import_checkpoint(tmp_path / "published", tmp_path / "runs"), device="cpu", precision="fp32"
+    )
     assert (run.spec.arm.name, run.passes) == (name, config["core_repetitions"])
     network = run.network.double()
     network.options = replace(network.options, rope_table="fp32")  # the description has exact angles
@@ -168,7 +186,7 @@ def test_other_plain_stacks(layers: int, arm: str, passes: int, tmp_path: Path) 
         "transformer.wte.weight": torch.zeros(ROWS, 1),
         "transformer.h.0.mlp.c_fc.weight": torch.zeros(2048, 1),
     }
-    found, shape, schedule = _network(config, given, tmp_path)
+    found, shape, schedule = TOOL._network(config, given, tmp_path)
     assert (found.name, schedule.final) == (arm, passes)
     assert shape.allocation.executed(passes) == layers
 
@@ -177,7 +195,7 @@ def test_the_run_has_the_published_record_and_can_be_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, _ = write_checkpoint(tmp_path / "published", result(sequence_len=64))
-    assert main(["import", str(file), "--runs", str(tmp_path / "runs")]) == 0
+    assert TOOL.main([str(file), "--runs", str(tmp_path / "runs")]) == 0
     path = Path(capsys.readouterr().out.strip())
     run = load(path, device="cpu", precision="fp32")
     assert run.record is not None and run.record.validation_loss == 3.2109375
@@ -224,7 +242,7 @@ def test_a_file_with_code_is_rejected_and_not_executed(
     torch.save({"model": {"transformer.wte.weight": _Code()}}, "final.pt")
     Path("result.json").write_text(json.dumps(result()))
     with pytest.raises(SteepenError, match="contains code or objects other than tensors and was not loaded"):
-        import_model("final.pt", "runs")
+        TOOL.import_checkpoint(Path("final.pt"), Path("runs"))
     assert not Path("executed").exists() and not Path("runs").exists()
 
 
@@ -250,7 +268,7 @@ def test_an_unknown_configuration_is_rejected(tmp_path: Path, changes: dict[str,
     file, _ = write_checkpoint(tmp_path, result())
     (tmp_path / "result.json").write_text(json.dumps(result(**changes)))
     with pytest.raises(SteepenError, match=says):
-        import_model(file, tmp_path / "runs")
+        TOOL.import_checkpoint(file, tmp_path / "runs")
 
 
 def test_damaged_and_incomplete_files_are_rejected(tmp_path: Path) -> None:
@@ -258,13 +276,13 @@ def test_damaged_and_incomplete_files_are_rejected(tmp_path: Path) -> None:
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(SteepenError, match="cannot be read"):
-        import_model(tmp_path / "a", tmp_path / "runs")
+        TOOL.import_checkpoint(tmp_path / "a", tmp_path / "runs")
     torch.save({"weights": torch.zeros(2)}, file)
     with pytest.raises(UsageError, match="is not a checkpoint of the paper's authors"):
-        import_model(tmp_path / "a", tmp_path / "runs")
+        TOOL.import_checkpoint(tmp_path / "a", tmp_path / "runs")
     (tmp_path / "a" / "result.json").write_text('{"n_layer": 6}')
     with pytest.raises(UsageError, match="lacks n_head"):
-        import_model(tmp_path / "a", tmp_path / "runs")
+        TOOL.import_checkpoint(tmp_path / "a", tmp_path / "runs")
     (tmp_path / "a" / "result.json").unlink()
     with pytest.raises(UsageError, match=r"has no result\.json"):
-        import_model(tmp_path / "a", tmp_path / "runs")
+        TOOL.import_checkpoint(tmp_path / "a", tmp_path / "runs")

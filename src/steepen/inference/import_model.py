@@ -1,4 +1,4 @@
-"""Import a model as a run: one that steepen exported, or a published checkpoint of the paper's authors."""
+"""Import a model that steepen exported as a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from steepen.data.tokenizer import Tokenizer
 from steepen.errors import SteepenError, UsageError, require
-from steepen.inference.authors_checkpoint import find_files, read_model
 from steepen.inference.export import DESCRIPTION_FILE, EXPORT_FORMAT
 from steepen.inference.hf_tokenizer import TOKENIZER_FILE, from_hugging_face
 from steepen.inference.run_files import network_of, write_run
@@ -57,40 +56,22 @@ class ImportedRun:
 def import_model(path: str | Path, runs: str | Path = "runs", out: str | Path | None = None) -> ImportedRun:
     """Import a folder or file as a run directory `out`; by default a directory of `runs` named by its hash.
 
-    Accepted are folders that `steepen export` wrote (also after `save_pretrained` of transformers), and the
-    checkpoints of the paper's authors: final.pt with its result.json.
+    Accepted are folders that `steepen export` wrote (also after `save_pretrained` of transformers);
+    tools/import_authors_checkpoint.py reads the checkpoints of the paper's authors.
     """
     path = Path(path)
     if not path.exists():
         raise UsageError(f"{path} does not exist.")
     if (path / CONFIG_FILE).is_file():
-        config = _read(path / CONFIG_FILE)
+        config = read_object(path / CONFIG_FILE)
         return _import_export(path, config.get("steepen_run"), Path(runs), out, hugging_face=True)
     if (path / DESCRIPTION_FILE).is_file():
-        return _import_export(path, _read(path / DESCRIPTION_FILE), Path(runs), out, hugging_face=False)
-    files = find_files(path)
-    if files is None:
-        raise UsageError(
-            f"{path} cannot be imported: give a folder that `steepen export` wrote ({CONFIG_FILE} or "
-            f"{DESCRIPTION_FILE}, and safetensors), or a final.pt of the paper's authors with its "
-            "result.json."
-        )
-    return _import_published(*files, Path(runs), out)
-
-
-def _import_published(checkpoint: Path, result_file: Path, runs: Path, out: str | Path | None) -> ImportedRun:
-    model = read_model(checkpoint, _read(result_file), result_file)
-    path = Path(out) if out is not None else runs / model.spec.hash
-    write_run(
-        path,
-        model.spec,
-        model.weights,
-        step=model.spec.steps,
-        stored_passes=model.stored_passes,
-        tokenizer=Tokenizer.gpt2(),
-        record=model.record,
+        return _import_export(path, read_object(path / DESCRIPTION_FILE), Path(runs), out, hugging_face=False)
+    raise UsageError(
+        f"{path} cannot be imported: give a folder that `steepen export` wrote ({CONFIG_FILE} or "
+        f"{DESCRIPTION_FILE}, and safetensors); tools/import_authors_checkpoint.py reads a final.pt of the "
+        "paper's authors."
     )
-    return ImportedRun(path, model.spec)
 
 
 def _import_export(
@@ -139,7 +120,8 @@ def _tokenizer(folder: Path, described: Mapping[str, str] | None) -> Tokenizer |
     return from_hugging_face(folder / TOKENIZER_FILE, described)
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_object(file: Path) -> dict[str, Any]:
+    """The JSON object in a file."""
     try:
         content = read_json(file)
         assert isinstance(content, dict)

@@ -142,20 +142,13 @@ export = function(Export)
 
 @dataclass(frozen=True)
 class ImportModel(Request[Written]):
-    """Import a model as a run, to evaluate, generate with or export.
-
-    A .pt file is read as weights only; one with code in it is rejected.
-    """
+    """Import an exported model as a run, to evaluate, generate with or export."""
 
     examples = ("steepen import exported/loop-2",)
 
     path: Annotated[
         Path,
-        Argument(
-            "A folder that `steepen export` wrote, or a final.pt of the paper's authors with its result.json "
-            "beside it or in the folder above.",
-            metavar="DIR|FILE",
-        ),
+        Argument("A folder that `steepen export` wrote.", metavar="DIR"),
     ]
     runs: Annotated[Path, Option("Run store; the run is a directory named by its hash.")] = Path("runs")
     out: Annotated[Path | None, Option("Run directory to write instead.")] = None

@@ -1,14 +1,18 @@
-"""Checkpoints that the paper's authors publish: final.pt, and result.json with the configuration.
+"""Import a checkpoint that the paper's authors publish as a run, to evaluate, generate with or export.
 
-final.pt holds {"model": parameters by name, …}. Blocks are numbered in the order of execution, untied cores
+    python tools/import_authors_checkpoint.py DIR_OR_FILE [--runs runs] [--out DIR]
+
+It reads final.pt and result.json with the configuration, beside it or in the folder above. final.pt holds {"model": parameters by name, …}. Blocks are numbered in the order of execution, untied cores
 one after the other. Their rotation by RoPE has the opposite sign of ours, which is the same as negating the
 second half of the channels of every head in queries and keys.
 """
 
 from __future__ import annotations
 
+import argparse
 import pickle
 import pickletools
+import sys
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -19,8 +23,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from steepen.data.tokenizer import Tokenizer
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.published_scores import PUBLISHED_DATA
+from steepen.inference.import_model import read_object
+from steepen.inference.run_files import write_run
 from steepen.inference.weights import checked_fp32
 from steepen.model.arm import AllocationRule, Arm, PassSchedule
 from steepen.model.arms import ARMS
@@ -349,3 +356,41 @@ def _record(spec: RunSpec, result: Mapping[str, Any]) -> RunRecord | None:
         git=None,
         finished="",
     )
+
+
+def import_checkpoint(path: Path, runs: Path, out: Path | None = None) -> Path:
+    """Write the run directory `out`, by default a directory of `runs` named by the run's hash."""
+    if not path.exists():
+        raise UsageError(f"{path} does not exist.")
+    files = find_files(path)
+    if files is None:
+        raise UsageError(f"{path} has no {CHECKPOINT}: give a {CHECKPOINT} of the paper's authors.")
+    model = read_model(files[0], read_object(files[1]), files[1])
+    return write_run(
+        runs / model.spec.hash if out is None else out,
+        model.spec,
+        model.weights,
+        step=model.spec.steps,
+        stored_passes=model.stored_passes,
+        tokenizer=Tokenizer.gpt2(),
+        record=model.record,
+    )
+
+
+def main(words: list[str] | None = None) -> int:
+    """Print the run directory, or one sentence that says what is wrong."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args(words)
+    try:
+        print(import_checkpoint(given.path, given.runs, given.out))
+    except SteepenError as error:
+        print(f"import_authors_checkpoint: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
