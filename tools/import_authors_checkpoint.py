@@ -2,9 +2,10 @@
 
     python tools/import_authors_checkpoint.py DIR_OR_FILE [--runs runs] [--out DIR]
 
-It reads final.pt and result.json with the configuration, beside it or in the folder above. final.pt holds {"model": parameters by name, …}. Blocks are numbered in the order of execution, untied cores
-one after the other. Their rotation by RoPE has the opposite sign of ours, which is the same as negating the
-second half of the channels of every head in queries and keys.
+It reads final.pt, and result.json with the configuration, beside it or in the folder above. final.pt holds
+{"model": parameters by name, …}. Blocks are numbered in the order of execution, untied cores one after the
+other. Their rotation by RoPE has the opposite sign of ours, which is the same as negating the second half of
+the channels of every head in queries and keys.
 """
 
 from __future__ import annotations

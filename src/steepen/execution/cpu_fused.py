@@ -175,6 +175,8 @@ def _rotate_norm_backward_(
 
 def _score_blocks(count: int, time: int) -> Iterator[tuple[slice, slice, slice]]:
     """Slices of heads, queries and keys whose scores fit the cache, the last queries of a head first."""
+    # The last queries of a head see all its keys: their backward can write every key's gradient, and the
+    # blocks after it add, so that nothing is filled with zeros first.
     each = max(1, MAX_CACHED_SCORES // (QUERY_BLOCK * time))
     for head in range(0, count, each):
         for first in reversed(range(0, time, QUERY_BLOCK)):

@@ -107,6 +107,8 @@ class _Qkv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, rotary: Tensor, block: FusedBlock) -> tuple[Tensor, ...]:
         kernels = block_kernels_for(x, fp8=block.fp8 and ctx.needs_input_grad[0])
+        # One GEMM for queries, keys and values, in whose output RoPE and QK norm work in place: attention and
+        # the backward pass read that one buffer, and neither needs what was there before.
         n, rstd = kernels.rms_norm(_rows(x), block.eps, block.dtype)
         heads = [block.heads, block.kv_heads, block.kv_heads]
         qkv = block.qkv(n).view(*x.shape[:2], sum(heads), -1)
@@ -123,6 +125,7 @@ class _Qkv(torch.autograd.Function):
         n, rstd, qkv, qk_rstd, rotary = ctx.saved_tensors
         block: FusedBlock = ctx.block
         kernels = block_kernels_for(d_residual, fp8=block.fp8)
+        # The kernel also packs the three gradients into the matrix that one dgrad and one wgrad GEMM read.
         d = kernels.rotate_norm_backward(dq, dk, dv, qkv, qk_rstd, rotary)
         dn = block.qkv.backward(d, kernels.wgrad_normed(n))
         block.qkv.written()
@@ -139,6 +142,8 @@ class _AfterAttention(torch.autograd.Function):
         flat = _rows(attended)
         operand = kernels.quantize_activation(flat)
         scale = kernels.wgrad_scale(operand)
+        # The GEMM's epilogue adds the residual stream where cuBLASLt can; otherwise the norm's kernel does,
+        # since it reads both anyway.
         middle = block.out.added_to(_rows(x), operand)
         if middle is not None:
             n, rstd = kernels.rms_norm(middle, block.eps, block.dtype)
@@ -164,6 +169,8 @@ class _AfterAttention(torch.autograd.Function):
         kernels = block_kernels_for(flat, fp8=block.fp8)
         d_stream = _rows(gradients[0])
         d = kernels.quantize_gradient(d_stream if block.fp8 else d_stream.to(block.dtype))
+        # dgrad before wgrad: wgrad needs the activation, which is recomputed by the kernel that also consumes
+        # the activation's gradient.
         d_activated = block.down.dgrad(d)
         d_gate_up, activated = kernels.swiglu_backward_(gate_up, d_activated, activated)
         del d_activated

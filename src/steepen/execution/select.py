@@ -71,6 +71,7 @@ def apply_execution_mode(network: Network, precision: str, *, fused: bool, compi
         require_fp8_support(device, fused=fused)
     if precision != "fp32":
         network.compute_dtype = torch.bfloat16
+    # Compilation comes last: it skips blocks that have a fused forward by then.
     if fused and device.type == "cpu":
         install_fused_cpu(network)
     elif fused:

@@ -300,6 +300,7 @@ def transpose_quantize_reference(x: RowwiseFp8 | DeferredFp8, scale: Tensor) -> 
 TRANSPOSE_TILE = {"ROWS": 128, "COLUMNS": 64, "num_warps": 4}
 
 
+# The tile is transposed in registers: loads run along features and stores along tokens, both contiguous.
 @triton.jit
 def _transpose_quantize_kernel(
     x_ptr, row_scale_ptr, scale_ptr, out_ptr, rows, columns, padded_rows,

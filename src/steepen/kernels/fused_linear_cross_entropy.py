@@ -89,6 +89,8 @@ HEAD_TILE = {"ROWS": 128, "COLUMNS": 256, "DEPTH": 64}
 HEAD_SHARED_MEMORY = 214_100  # bytes of shared memory the kernel needs, on Hopper and on Blackwell
 
 
+# First, because every tile of the GEMM subtracts the target's logit, which only one tile would compute. It is
+# one dot product per token, against a vocabulary of them in the GEMM.
 @triton.jit
 def _target_logit_kernel(
     n_ptr, weight_ptr, target_ptr, target_logit_ptr, rows, width, softcap,
@@ -148,6 +150,8 @@ def _exp_difference_kernel(
             out_tiles.store([i * ROWS, j * COLUMNS], out)
 
 
+# Last, because the sum over the vocabulary is complete only when all column tiles are done. It also scales
+# the input of the wgrad GEMM, which would otherwise need a pass of its own.
 @triton.jit
 def _finish_kernel(
     partial_sum_ptr, target_logit_ptr, target_ptr, n_ptr, loss_ptr, out_ptr, factor_ptr, scaled_ptr,

@@ -102,6 +102,9 @@ UPDATE_TILE = 64
 SCALE_TILE = 16, 256  # rows and columns: loaded and stored along rows
 
 
+# The direction is written in the dtype and the orientation that orthogonalization reads: tall matrices are
+# transposed, so that all of one shape are one batch. Row sums of squares, by which rows may be normalized,
+# are left as one partial sum per tile: adding them up here would need atomics, whose order is random.
 @triton.jit
 def _update_momentum_kernel(
     gradient_ptr,
@@ -159,6 +162,8 @@ def _scale_matrices_kernel(
     tl.store(target, (x * factor).to(x_ptr.dtype.element_ty), mask=mask)
 
 
+# Decay and step in one pass over the fp32 weights. The learning rate is read from memory, so that a captured
+# CUDA graph replays with the rate of its step.
 @triton.jit
 def _apply_update_kernel(
     parameter_ptr,
@@ -198,6 +203,7 @@ def _apply_update_kernel(
     tl.store(target, parameter, mask=mask)
 
 
+# Two launches instead of atomics: partial sums in a fixed order give the same bits in every run.
 @triton.jit
 def _sum_squares_kernel(x_ptr, squares_ptr, size, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr):
     """Sum of squares of one program's part of a matrix; threads accumulate separately until the end."""

@@ -84,6 +84,9 @@ def rms_norm_backward_rounded_reference(
     return dx, dx.to(dn.dtype)
 
 
+# The norms are bound by memory: a row is read once, stays in registers while its sum of squares is formed,
+# and everything that is made of it (sum, normed row, fp8 row) is written by the same program. All arithmetic
+# is in fp32; a value is rounded only where it is stored.
 @triton.jit
 def _rms_norm_kernel(
     x_ptr, y_ptr, sum_ptr, n_ptr, rstd_ptr, fp8_ptr, scale_ptr, rows, width, eps,
@@ -97,6 +100,7 @@ def _rms_norm_kernel(
     x = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
     if ADD:
         y = tl.load(y_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+        # The norm is that of the rounded sum: the backward pass has no other to differentiate at.
         total = (x + y).to(sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + offset, total, mask=mask)
         x = total.to(tl.float32)
@@ -108,6 +112,9 @@ def _rms_norm_kernel(
         store_rows_fp8(n.to(tl.float32), fp8_ptr, scale_ptr, row, rows, offset, mask, FP8_MAX)
 
 
+# With n = x·rstd, dx = rstd·(dn − n·mean(dn·n)): the normed row and rstd are enough, so the input of a norm
+# is never saved. The gradient along the residual connection is added here, where dx is in registers, and what
+# the next GEMMs read (a rounded or an fp8 copy) is written in the same pass.
 @triton.jit
 def _rms_norm_backward_kernel(
     d_ptr, n_ptr, rstd_ptr, residual_ptr, factor_ptr, dx_ptr, rounded_ptr, fp8_ptr, scale_ptr, rows, width,

@@ -69,6 +69,9 @@ def swiglu_backward_fp8_reference(
 SWIGLU_TILE = {"ROWS": 8, "COLUMNS": 256, "num_warps": 8}
 
 
+# Elementwise, so tiles of any shape do: gate and up of a tile are two runs of 512 bytes, enough for coalesced
+# loads. The activation is not fused into the GEMM before it: that epilogue was slower than this pass
+# (benchmarks/epilogues.py).
 @triton.jit
 def _swiglu_kernel(x_ptr, h_ptr, rows, hidden, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None].to(tl.int64)
@@ -81,6 +84,8 @@ def _swiglu_kernel(x_ptr, h_ptr, rows, hidden, ROWS: tl.constexpr, COLUMNS: tl.c
     tl.store(h_ptr + row * hidden + column, h.to(h_ptr.dtype.element_ty), mask=mask)
 
 
+# The gradient takes the place of gate and up, and the recomputed activation that of its own gradient: both
+# are read for the last time here, so the backward of the MLP allocates nothing.
 @triton.jit
 def _swiglu_backward_kernel(
     x_ptr, d_ptr, rows, hidden, RECOMPUTE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr

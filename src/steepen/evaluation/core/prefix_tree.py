@@ -114,6 +114,7 @@ def make_batches(rows: Sequence[Row], token_budget: int, mask_budget: int) -> It
     A batch has at most `token_budget` padded tokens; the mask of a batch of trees at most `mask_budget`
     entries.
     """
+    # The longest first: if a batch does not fit in memory, it fails at the start and not after hours.
     for branching in (False, True):
         chosen = sorted(
             (row for row in rows if (row.branch_ids is not None) == branching), key=len, reverse=True

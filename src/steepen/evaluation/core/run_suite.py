@@ -244,6 +244,7 @@ def settings_key(settings: dict[str, Any]) -> str:
 
 def _jobs(bundle: Bundle, options: CoreOptions) -> Iterator[_Job]:
     labels = options.tasks or tuple(task.label for task in bundle.tasks)
+    # Seeds of one task after another: its encoded segments are reused for all of them.
     for label in labels:
         task = bundle.task(label)
         # Without demonstrations every seed gives the same prompts: one is enough.

@@ -97,6 +97,8 @@ class Scorer:
             if progress:
                 progress(batch.real_tokens)
 
+        # Reading a result waits for the GPU: a few batches are in flight, so that it always has work. Sums
+        # are in fp64 and by span, so that a score does not depend on how examples were batched.
         for batch in batches:
             for part, losses, top in self._forward(batch):
                 pending.append((part, losses, top))
@@ -120,6 +122,8 @@ class Scorer:
         layout = None
         if batch.branch_ids is not None and batch.positions is not None:
             layout = TokenLayout(self._send(batch.positions), tree_mask(self._send(batch.branch_ids)))
+        # Most tokens of a prompt are not scored: only the hidden states that predict an answer's token go
+        # through the head, whose logits would otherwise be the largest tensor by far.
         hidden = self.network.hidden_states(self._send(batch.tokens), self.passes, layout=layout)
         answers = hidden[self._send(batch.rows), self._send(batch.target_positions)]
         targets = self._send(batch.targets)
