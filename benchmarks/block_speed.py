@@ -6,12 +6,14 @@ A row is the forward and backward of a stack of blocks, without embedding and he
 grouped-query attention run the fused kernels, the others torch.compile. The plain block is `nn.Linear`,
 `scaled_dot_product_attention` and `silu`, under autocast and torch.compile; its experts are a loop, as a
 first version of such a block would be.
-The fused and the plain stack alternate within each round, so that a drift of the clock affects both.
+The fused and the plain stack alternate within each round, so that a drift of the clock affects both. What a
+block saves for its backward is compared with the planner's estimate.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 from typing import Any
 
@@ -27,6 +29,7 @@ from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
 from steepen.model.shape import Shape, SizeRule
 from steepen.recipe.flops import block_cost
+from steepen.recipe.memory import COMPILED_ACTIVATIONS, saved_by_block
 from steepen.training.device import configure_backends
 
 TINY = SizeRule(aspect=16, head_dim=16, mlp_multiple=16, context=32, vocabulary=64)
@@ -101,19 +104,35 @@ def built(name: str, depth: int, rule: SizeRule) -> Network:
     return network
 
 
-def blocks_step(network: Network, rows: int) -> Any:
-    """Forward and backward of a network's blocks."""
+def blocks_step(network: Network, rows: int) -> tuple[Any, Any]:
+    """Forward and backward of a network's blocks, and their forward alone."""
     shape, blocks = network.shape, list(network.blocks())
-    x = torch.randn(rows, shape.context, shape.width, device=DEVICE, requires_grad=True)
+    streams = network.arm.block_options.streams
+    size = (rows, shape.context, *(() if streams is None else (streams,)), shape.width)
+    x = torch.randn(size, device=DEVICE, requires_grad=True)
     table = network.rotary if network.fused is not None else network.rotary.to(torch.bfloat16)
 
-    def step() -> None:
+    def forward() -> Tensor:
         y = x
         for block in blocks:
             y = block(y, table)
-        y.backward(x.detach())
+        return y
 
-    return step
+    def step() -> None:
+        forward().backward(x.detach())
+
+    return step, forward
+
+
+def saved_bytes(forward: Any) -> float:
+    """Bytes that a forward keeps for its backward: what is allocated after it, less its output."""
+    forward()  # compiles
+    gc.collect()
+    before = torch.cuda.memory_allocated() if ON_GPU else 0
+    y = forward()
+    held = (torch.cuda.memory_allocated() if ON_GPU else 0) - before - y.numel() * y.element_size()
+    del y
+    return float(held)
 
 
 def plain_step(arm: Arm, network: Network, rows: int) -> Any:
@@ -144,6 +163,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=3, help="blocks that are executed")
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=1.0, help="per arm and form")
+    parser.add_argument("--plain", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument(
@@ -160,18 +180,28 @@ def main() -> None:
             keep = nn.ModuleList(list(network.prelude)[: args.blocks])
             network.prelude = keep
             arm, shape = network.arm, network.shape
-            calls = {"steepen": blocks_step(network, args.rows), "plain": plain_step(arm, network, args.rows)}
+            step, forward = blocks_step(network, args.rows)
+            calls = {"steepen": step}
+            if args.plain:
+                calls["plain"] = plain_step(arm, network, args.rows)
             seconds, power = time_interleaved(calls, args.seconds, warm_up=0.5)
+            saved = saved_bytes(forward)
         cost, tokens = block_cost(arm, shape), args.rows * shape.context
+        # As `recipe.memory` estimates it; the plain PyTorch block has no options but GQA and experts.
+        estimate = 2 * tokens * len(keep) * saved_by_block(arm, shape)
+        estimate *= 1 if arm.fused_block else COMPILED_ACTIVATIONS
         flops = tokens * len(keep) * (6 * cost.matrices + cost.attention_flops)
         row = {"arm": name, "form": "fused" if arm.fused_block else "compiled", **power}
         row |= {f"{key}_ms": 1e3 * value / len(keep) for key, value in seconds.items()}
-        row |= {"speedup": seconds["plain"] / seconds["steepen"], "tflops": flops / seconds["steepen"] / 1e12}
+        row |= {"tflops": flops / seconds["steepen"] / 1e12, "saved_over_estimate": saved / estimate}
+        if args.plain:
+            row["speedup"] = seconds["plain"] / seconds["steepen"]
         found.append(row)
         if not args.json:
+            against = f"  plain {row['plain_ms']:8.3f} ms, {row['speedup']:5.2f}×" if args.plain else ""
             print(
-                f"{name:24} {row['form']:9} {row['steepen_ms']:8.3f} ms a block  plain"
-                f" {row['plain_ms']:8.3f} ms  {row['speedup']:5.2f}×  {row['tflops']:6.1f} TFLOP/s",
+                f"{name:28} {row['form']:9} {row['steepen_ms']:8.3f} ms a block{against}  "
+                f"{row['tflops']:6.1f} TFLOP/s, saved {row['saved_over_estimate']:.2f} of the estimate",
                 flush=True,
             )
     if args.json:
