@@ -24,8 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from steepen.data import BatchLoader, Dataset, Prefetcher, Tokenizer
-from steepen.data.documents import documents_file
-from steepen.data.manifest import TOKENIZER, Manifest, SplitRecord, TokenizerRecord
+from steepen.data.dataset import TOKENIZER, Manifest, SplitRecord, TokenizerRecord, documents_file
 from steepen.data.shard_writer import ShardWriter
 from steepen.data.shards import HEADER
 from steepen.data.windows import RecutWindows

@@ -19,7 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from run_fixtures import make_spec
-from steepen.data.manifest import MANIFEST, Manifest
+from steepen.data.dataset import MANIFEST, Manifest
 from steepen.data.tokenize_source import JOURNAL, read_journal
 from steepen.data.tokenizer import MAX_BPE, Tokenizer, parse_tokenizer
 from steepen.distributed.environment import first_host, process_environment

@@ -24,7 +24,7 @@ import yaml
 
 from clean_place import Place, no_hang
 from mutations import mutate
-from steepen.data.manifest import Manifest
+from steepen.data.dataset import Manifest
 from steepen.errors import SteepenError
 from steepen.requests.app import main
 from steepen.runs.store import RunDirectory

@@ -142,7 +142,7 @@ def test_text_that_changes_while_a_preparation_is_interrupted_is_named(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(self: TokenizationJob, *_: object) -> None:
-        self.state.documents["train"] = 1
+        self.state.feeds[0].documents["train"] = 1
         self._write_journal()
         raise KeyboardInterrupt
 

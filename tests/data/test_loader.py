@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steepen.data import BatchLoader, Dataset, Prefetcher
-from steepen.data.permutation import Permutation
-from steepen.data.windows import FixedWindows, RecutWindows, Windows
+from steepen.data.windows import FixedWindows, Permutation, RecutWindows, Windows
 from steepen.errors import SteepenError, UsageError
 
 CONTEXT = 31

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 
 from steepen.data import Dataset, Tokenizer, shard_writer
 from steepen.data import prepare as prepare_module
-from steepen.data.prepare import PrepareRequest, prepare
+from steepen.data.prepare import PrepareProgress, PrepareRequest, prepare
 from steepen.errors import SteepenError, UsageError
 from steepen.utils.lock import file_lock, is_locked
 
@@ -288,19 +289,26 @@ def test_kill_between_manifest_and_rename_needs_only_the_rename(
     assert files_of(prepare(request, tmp_path / "out").directory) == files_of(whole.directory)
 
 
-def test_two_preparations_of_one_directory_do_not_mix(tmp_path: Path, corpus: Path) -> None:
+def test_second_preparation_of_one_directory_waits_for_the_first(tmp_path: Path, corpus: Path) -> None:
     request = PrepareRequest((str(corpus),))
+    stages: list[str] = []
+    second: list[Future[Dataset]] = []
+    with ThreadPoolExecutor(1) as pool:
 
-    def intrude(_: Any) -> None:
-        with pytest.raises(SteepenError, match="another process is preparing"):
-            prepare(request, tmp_path / "out", threads=1)
-        raise Interrupted
+        def intrude(now: PrepareProgress) -> None:
+            if not second and now.tokens == 0 and (tmp_path / "out.partial/journal.json").exists():
+                second.append(
+                    pool.submit(prepare, request, tmp_path / "out", lambda now: stages.append(now.stage))
+                )
+                while not any(stage.startswith("waiting for process") for stage in stages):
+                    assert not second[0].done()
 
-    with pytest.raises(Interrupted):
-        prepare(request, tmp_path / "out", intrude)
+        first = prepare(request, tmp_path / "out", intrude, threads=1)
+        assert second[0].result().identity == first.identity
+    assert not any(stage == "tokenizing" for stage in stages)
+    assert not (tmp_path / "out.partial").exists()
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_full_disk_is_reported_and_leaves_no_finished_directory(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,7 +329,7 @@ def test_memory_does_not_grow_with_the_corpus(
     tmp_path: Path, documents: list[str], write_jsonl: WriteJsonl, environment: dict[str, str]
 ) -> None:
     code = (
-        "import re, sys; from steepen.data.prepare import PrepareRequest, prepare; "
+        "import re, sys; from steepen.data.prepare import PrepareProgress, PrepareRequest, prepare; "
         "prepare(PrepareRequest((sys.argv[1],)), sys.argv[2], threads=1); "
         "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])"
     )

@@ -11,11 +11,11 @@ import torch
 
 from steepen.data import Dataset, Tokenizer, ValidationSet
 from steepen.data.prepare import PrepareRequest, prepare
-from steepen.data.run_tokenizer import (
+from steepen.data.tokenizer import (
     GPT2_IDENTITY,
     load_run_tokenizer,
     run_tokenizer_identity,
-    save_run_tokenizer,
+    write_run_tokenizer,
 )
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.evaluate_run import evaluate
@@ -64,7 +64,7 @@ def test_gpt2_tokenizer_is_kept_by_name(tmp_path: Path) -> None:
     source.write_text("".join(json.dumps({"text": f"document {n} of a few"}) + "\n" for n in range(200)))
     data = prepare(PrepareRequest(source=(str(source),), val_tokens=200), tmp_path / "data")
     file = tmp_path / "tokenizer.json"
-    save_run_tokenizer(data, file)
+    write_run_tokenizer(data.tokenizer(), file)
     assert file.stat().st_size < 1000
     found = load_run_tokenizer(file)
     assert found is not None and found.tokens == gpt2.tokens

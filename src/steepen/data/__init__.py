@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from steepen.data.dataset import Dataset
-from steepen.data.loader import BatchLoader
-from steepen.data.manifest import Manifest
-from steepen.data.prefetch import Prefetcher
+from steepen.data.dataset import Dataset, Manifest
+from steepen.data.loader import BatchLoader, Prefetcher
 from steepen.data.tokenizer import Tokenizer
 from steepen.data.validation_set import ValidationSet
 

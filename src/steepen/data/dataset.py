@@ -1,25 +1,209 @@
-"""A prepared directory of token shards: cheap to open, memory-mapped, verified in full on request."""
+"""A prepared directory of token shards: its manifest, cheap to open, verified in full on request.
+
+manifest.json            what the other files must be: sizes, SHA-256, tokenizer, source
+tokenizer.json           the tokenizer
+train_00000.bin, …       ids (`shards.py`); every document begins with the tokenizer's separator
+documents_SPLIT.bin      one little-endian int64 per document: the position after its last token
+blocks_SPLIT.bin         checksums of the shards' blocks, compared when they are first read
+sources_val.bin          of a mixture: one byte per validation document, the number of its source
+"""
 
 from __future__ import annotations
 
+import hashlib
+import re
+import sys
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from steepen.data.documents import check_document_ends, documents_file, read_document_ends
-from steepen.data.manifest import MANIFEST, SPLITS, TOKENIZER, Manifest
-from steepen.data.shards import TokenStream, read_block_sums
+from steepen.data.shards import DTYPES, Shard, TokenStream, read_block_sums
 from steepen.data.tokenizer import PAD_TO, Tokenizer
 from steepen.errors import SteepenError, UsageError
-from steepen.utils.files import sha256_of_file
+from steepen.utils.codec import from_builtins
+from steepen.utils.files import read_file, sha256_of_file
+from steepen.utils.json_io import (
+    CHECKSUM,
+    canonical_json,
+    read_json,
+    with_checksum,
+    without_checksum,
+    write_json,
+)
+
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer.json"
+VAL_SOURCES = "sources_val.bin"
+FORMAT = "steepen-data-2"
+FORMER_FORMAT = "steepen-data-1"  # <|endoftext|> after each document, and no record of where it ends
+SPLITS = ("train", "val")
+_ABOUT = ("format", "identity", CHECKSUM)  # fields of the file that are not the manifest's own
+MAX_IDS = 1 << 32  # of a tokenizer: uint32 holds no more
+_SHARD_NAME = re.compile(r"(train|val)_\d+\.bin")  # in the manifest's own directory
+ENDS = np.dtype("<i8")  # an entry of documents_SPLIT.bin
 
 
 def partial_directory(directory: Path) -> Path:
     """Where a preparation writes until it is complete and renamed."""
     return directory.with_name(f"{directory.name}.partial")
+
+
+def documents_file(directory: Path, split: str) -> Path:
+    """The file with the document ends of one split."""
+    return directory / f"documents_{split}.bin"
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """One shard file."""
+
+    file: str
+    split: str
+    tokens: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class SplitRecord:
+    """Totals of one split, and the hashes of the files with its document ends and block checksums."""
+
+    documents: int
+    tokens: int
+    documents_sha256: str
+    blocks_sha256: str = ""  # of the file with the blocks' checksums; empty: prepared by an earlier version
+
+
+@dataclass(frozen=True)
+class SourceRecord:
+    """One source of a mixture: its share of the training tokens, and what each split has of it."""
+
+    name: str
+    weight: float
+    documents: dict[str, int]
+    tokens: dict[str, int]
+
+
+@dataclass(frozen=True)
+class TokenizerRecord:
+    """The tokenizer the ids belong to."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything known about a prepared directory.
+
+    `identity` covers what decides a batch: tokenizer, dtype, split and content of every shard, and where the
+    documents end. `source`, `request` and `notes` record how the data was made.
+    """
+
+    dtype: str
+    tokenizer: TokenizerRecord
+    splits: dict[str, SplitRecord]
+    shards: tuple[ShardRecord, ...]
+    source: dict[str, Any] = field(default_factory=dict[str, Any])
+    request: dict[str, Any] = field(default_factory=dict[str, Any])
+    notes: dict[str, Any] = field(default_factory=dict[str, Any])
+    sources: tuple[SourceRecord, ...] = ()  # of a mixture
+    val_sources_sha256: str = ""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise SteepenError(f"the manifest has dtype {self.dtype!r}; accepted are {', '.join(DTYPES)}.")
+        if tuple(self.splits) != SPLITS:
+            raise SteepenError(f"the manifest has splits {list(self.splits)}, not {list(SPLITS)}.")
+        for shard in self.shards:
+            if not _SHARD_NAME.fullmatch(shard.file):
+                raise SteepenError(f"the manifest names the shard {shard.file!r}, not SPLIT_NUMBER.bin.")
+        if any(shard.tokens < 0 for shard in self.shards) or not 0 < self.tokenizer.size <= MAX_IDS:
+            raise SteepenError("the manifest has a shard of negative length, or a tokenizer of absurd size.")
+        for name, split in self.splits.items():
+            found = sum(shard.tokens for shard in self.shards if shard.split == name)
+            if found != split.tokens:
+                raise SteepenError(
+                    f"the manifest's {name} shards hold {found:,} tokens, not {split.tokens:,}."
+                )
+            if self.sources and sum(one.tokens.get(name, 0) for one in self.sources) != split.tokens:
+                raise SteepenError(f"the sources in the manifest do not add up to its {name} tokens.")
+
+    @property
+    def identity(self) -> str:
+        """Hex SHA-256 of tokenizer, dtype, shards and document ends; equal text gives equal identities."""
+        content: dict[str, Any] = {
+            "format": FORMAT,
+            "tokenizer": self.tokenizer.sha256,
+            "dtype": self.dtype,
+            "shards": [[shard.split, shard.tokens, shard.sha256] for shard in self.shards],
+            "documents": [[name, split.documents_sha256] for name, split in self.splits.items()],
+        }
+        if self.sources:
+            names = [[source.name, source.weight] for source in self.sources]
+            content["mixture"] = [names, self.val_sources_sha256]
+        return hashlib.sha256(canonical_json(content)).hexdigest()
+
+    def shards_of(self, directory: Path, split: str) -> list[Shard]:
+        """The shard files of one split, in order."""
+        return [
+            Shard(directory / record.file, self.dtype, record.tokens, self.tokenizer.size, record.sha256)
+            for record in self.shards
+            if record.split == split
+        ]
+
+    def write(self, directory: Path) -> None:
+        """Write manifest.json atomically."""
+        content = {"format": FORMAT, "identity": self.identity, **asdict(self)}
+        write_json(directory / MANIFEST, with_checksum(content))
+
+    @classmethod
+    def read(cls, directory: Path) -> Manifest:
+        """Read manifest.json and check that its stored identity matches its records."""
+        path = directory / MANIFEST
+        try:
+            stored = cast("dict[str, Any]", read_json(path))
+            if stored["format"] == FORMER_FORMAT:
+                raise SteepenError(
+                    f"{directory} was prepared by an older version of steepen; delete it and prepare it "
+                    f"again with `{_command(stored, directory)}`."
+                )
+            if stored["format"] != FORMAT:
+                raise SteepenError(f"{path} has format {stored['format']!r}; this version reads {FORMAT!r}.")
+            facts = {key: value for key, value in stored.items() if key not in _ABOUT}
+            manifest = from_builtins(cls, facts, MANIFEST)
+        except (ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
+            reason = str(error).rstrip(".")
+            raise SteepenError(
+                f"{path} is not a manifest of prepared data ({reason}); prepare it again."
+            ) from None
+        if stored.get("identity") != manifest.identity:
+            raise SteepenError(
+                f"{path} was altered: its identity does not match its records; prepare it again."
+            )
+        try:
+            without_checksum(stored)
+        except ValueError as error:
+            raise SteepenError(f"{path} was altered: {error}; prepare it again.") from None
+        return manifest
+
+
+def _command(stored: dict[str, Any], directory: Path) -> str:
+    """The command that prepares the source of a manifest again."""
+    source, request = stored["source"], stored["request"]
+    name = str(source["name"])
+    words = ["steepen data prepare", "SOURCE" if "…" in name else name, f"--out {directory}"]
+    for option, default in (("tokenizer", "gpt2"), ("val_tokens", None), ("max_tokens", None)):
+        if request.get(option, default) != default:
+            words.append(f"--{option.replace('_', '-')} {request[option]}")
+    if "validation" in source:
+        words.append(f"--val-source {source['validation']['name']}")
+    return " ".join(words)
 
 
 class Dataset:
@@ -44,11 +228,12 @@ class Dataset:
                 f"make it with `steepen data prepare SOURCE --out {path}`."
             )
         manifest = Manifest.read(path)
+        dataset = cls(path, manifest)
         for split in SPLITS:
             for shard in manifest.shards_of(path, split):
                 shard.check()
-            check_document_ends(documents_file(path, split), manifest.splits[split].documents)
-        return cls(path, manifest)
+            dataset._check_document_ends(split)
+        return dataset
 
     @property
     def identity(self) -> str:
@@ -88,11 +273,43 @@ class Dataset:
             self._streams[split] = TokenStream(self.manifest.shards_of(self.directory, split), sums)
         return self._streams[split]
 
+    @property
+    def validation_tokens(self) -> int:
+        """Validation tokens that can be used: of a mixture, as many as have its proportions."""
+        sources = self.manifest.sources
+        if not sources:
+            return self.manifest.splits["val"].tokens
+        return min(int(source.tokens["val"] / source.weight) for source in sources)
+
     def document_ends(self, split: str) -> npt.NDArray[np.int64]:
         """Where each document of a split ends in `tokens(split)`, int64 (documents,), checked by its hash."""
         record = self.manifest.splits[split]
-        path = documents_file(self.directory, split)
-        return read_document_ends(path, record.documents, record.documents_sha256)
+        if not record.documents:
+            return np.zeros(0, ENDS)
+        return np.frombuffer(_read(documents_file(self.directory, split), record.documents_sha256), ENDS)
+
+    def val_sources(self) -> npt.NDArray[np.uint8]:
+        """Of a mixture, the number of the source of each validation document, uint8 (documents,)."""
+        sources = np.frombuffer(_read(self.directory / VAL_SOURCES, self.manifest.val_sources_sha256), "u1")
+        if len(sources) != self.manifest.splits["val"].documents:
+            raise _altered(self.directory / VAL_SOURCES)
+        return sources
+
+    def _check_document_ends(self, split: str) -> None:
+        """Compare the size of the file with the manifest."""
+        path, expected = (
+            documents_file(self.directory, split),
+            self.manifest.splits[split].documents * ENDS.itemsize,
+        )
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise SteepenError(f"{path} cannot be read ({error.strerror}); prepare it again.") from None
+        if size != expected:
+            raise SteepenError(
+                f"{path} has {size:,} bytes where the manifest says {expected:,}; "
+                "restore it or prepare the data again."
+            )
 
     def verify(self, progress: Callable[[str, int], None] | None = None) -> None:
         """Check every byte: SHA-256 of each file, ids within the vocabulary, where documents begin.
@@ -103,8 +320,10 @@ class Dataset:
         files = {record.file: record.sha256 for record in self.manifest.shards}
         for split, record in self.manifest.splits.items():
             path = documents_file(self.directory, split)
-            check_document_ends(path, record.documents)
+            self._check_document_ends(split)
             ends = self.document_ends(split)
+            if split == "val" and self.manifest.sources:
+                self.val_sources()
             if record.blocks_sha256:
                 read_block_sums(self.directory, split, record.blocks_sha256)
             position = documents = 0  # tokens and documents read
@@ -133,6 +352,17 @@ class Dataset:
                     f"{self.directory} has {documents:,} documents in {split}, "
                     f"its manifest says {record.documents:,}; prepare it again."
                 )
+
+
+def _read(path: Path, sha256: str) -> bytes:
+    """The content of a file that must have a known hash."""
+    try:
+        content = read_file(path, limit=sys.maxsize)
+    except OSError as error:
+        raise SteepenError(f"{path} cannot be read ({error.strerror}); prepare it again.") from None
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise _altered(path)
+    return content
 
 
 def _altered(path: Path) -> SteepenError:

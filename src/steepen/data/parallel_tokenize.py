@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -39,7 +39,7 @@ class TokenizedDocument:
 
 def tokenize_in_order(
     tokenizer: Tokenizer, documents: Iterable[SourceDocument], threads: int
-) -> Iterator[list[TokenizedDocument]]:
+) -> Generator[list[TokenizedDocument]]:
     """Tokenize documents on `threads` threads; yields groups in the order of the documents."""
 
     def tokenize(group: list[SourceDocument]) -> list[TokenizedDocument]:

@@ -11,14 +11,15 @@ import json
 import os
 import shutil
 from collections.abc import Generator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from steepen.data.dataset import Dataset, partial_directory
-from steepen.data.manifest import MANIFEST, Manifest
+from steepen.data.dataset import MANIFEST, Dataset, Manifest, partial_directory
 from steepen.data.prepare_request import PrepareProgress, PrepareRequest, ProgressCallback, ProgressReporter
+from steepen.data.sources.readers import ReadOptions
 from steepen.data.sources.resolve import resolve_source
-from steepen.data.sources.source import Source
+from steepen.data.sources.source import Source, SourceFunction
 from steepen.data.tokenize_source import STAGING, JournalState, TokenizationJob, read_journal
 from steepen.errors import SteepenError, UsageError
 from steepen.utils.files import remove_leftovers, sync_directory
@@ -43,25 +44,46 @@ def prepare(
     out = Path(out).absolute()
     partial = partial_directory(out)
     reporter = ProgressReporter(progress)
+
+    def resolve(names: tuple[str | SourceFunction, ...], options: ReadOptions, *folder: str) -> Source:
+        staging = partial.joinpath(STAGING, *folder)
+        return resolve_source(names, options, request.hub, staging, reporter.stage)
+
     if restart and partial.is_dir():
-        with _lock(partial):
+        with _lock(partial, reporter):
             _clear(partial)
-    source = resolve_source(
-        request.source, request.read_options, request.hub, partial / STAGING, reporter.stage
-    )
+    mixture = request.mixture()
+    if mixture:
+        mixed = {
+            name: resolve((one.source,), one.read_options, name).repeated(one.repeat)
+            for name, one in mixture.items()
+        }
+        sources = [(name, mixture[name].weight, source) for name, source in mixed.items()]
+        description: dict[str, Any] = {
+            "kind": "mixture",
+            "name": ",".join(f"{name}={one.weight:.4g}" for name, one in mixture.items()),
+            "sources": {
+                name: {"weight": one.weight, "repeat": one.repeat, **mixed[name].description}
+                | {"read_options": asdict(one.read_options)}
+                for name, one in mixture.items()
+            },
+        }
+    else:
+        source = resolve(request.source, request.read_options)
+        description = source.description
+        sources = [(str(description["name"]), 1.0, source)]
     validation = None
     if request.val_source:
-        staging = partial / STAGING / "validation"
-        validation = resolve_source(
-            request.val_source, request.read_options, request.hub, staging, reporter.stage
-        )
-    identity = _identity(request, source, validation)
+        validation = resolve(request.val_source, request.read_options, "validation")
+        description = {**description, "validation": validation.description}
+    # As JSON values, to compare with the stored ones.
+    identity = json.loads(json.dumps({"request": request.options(), "source": description}))
     if (out / MANIFEST).is_file():
         return _open_existing(out, identity)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} exists and is not prepared data; choose another directory for `out`.")
     partial.mkdir(parents=True, exist_ok=True)
-    with _lock(partial):
+    with _lock(partial, reporter):
         if (out / MANIFEST).is_file():  # another process has finished it since
             shutil.rmtree(partial, ignore_errors=True)
             return _open_existing(out, identity)
@@ -69,7 +91,7 @@ def prepare(
         if not (partial / MANIFEST).is_file():
             job = TokenizationJob(
                 request,
-                source,
+                sources,
                 validation,
                 identity=identity,
                 state=_resume_state(partial, identity),
@@ -81,7 +103,7 @@ def prepare(
                 job.run()
             except SteepenError:
                 # Remove the directory if no document was written and no download begun.
-                if not job.state.documents["train"] and not (partial / STAGING).exists():
+                if not job.state.documents("train") and not (partial / STAGING).exists():
                     shutil.rmtree(partial)
                 raise
         elif _stored_identity(partial) != identity:
@@ -92,14 +114,6 @@ def prepare(
         partial.replace(out)
     sync_directory(out.parent)
     return Dataset.open(out)
-
-
-def _identity(request: PrepareRequest, source: Source, validation: Source | None) -> dict[str, Any]:
-    """Request and source description as JSON values, to compare with the stored ones."""
-    description = source.description
-    if validation is not None:
-        description = {**description, "validation": validation.description}
-    return json.loads(json.dumps({"request": request.options(), "source": description}))
 
 
 def _resume_state(partial: Path, identity: dict[str, Any]) -> JournalState:
@@ -113,7 +127,7 @@ def _resume_state(partial: Path, identity: dict[str, Any]) -> JournalState:
     stored, state = journal
     if stored == identity:
         return state
-    if any(state.documents.values()):
+    if state.documents("train") or state.documents("val"):
         raise _other_preparation(partial)
     _clear(partial)  # the other one had not written a document yet
     return JournalState()
@@ -145,15 +159,18 @@ def _open_existing(out: Path, identity: dict[str, Any]) -> Dataset:
 
 
 def _stored_identity(directory: Path) -> dict[str, Any]:
-    """The identity recorded in a finished directory, comparable with `_identity`."""
+    """The identity recorded in a finished directory, comparable with that of a preparation."""
     manifest = Manifest.read(directory)
     return {"request": manifest.request, "source": manifest.source}
 
 
 @contextlib.contextmanager
-def _lock(partial: Path) -> Generator[None]:
-    """Hold the lock of the working directory; raises if another process holds it."""
+def _lock(partial: Path, reporter: ProgressReporter) -> Generator[None]:
+    """Hold the lock of the working directory; waits for another process that prepares the same data."""
     with file_lock(partial / LOCK) as holder:
-        if holder is not None:
-            raise SteepenError(f"another process is preparing {partial} ({holder}); wait for it to finish.")
+        if holder is None:
+            yield
+            return
+    reporter.stage(f"waiting for {holder}, which prepares the same data")
+    with file_lock(partial / LOCK, wait=True, poll_seconds=0.5):
         yield

@@ -8,6 +8,7 @@ from typing import Any
 
 from steepen.data.shards import choose_dtype
 from steepen.data.sources.hub import paper_corpus
+from steepen.data.sources.mixture import MixedSource, parse_mixture
 from steepen.data.sources.readers import ReadOptions
 from steepen.data.sources.source import SourceFunction
 from steepen.data.tokenizer import GPT2_SIZE, parse_tokenizer
@@ -23,7 +24,7 @@ class PrepareRequest:
     request names none.
     """
 
-    source: tuple[str | SourceFunction, ...]  # names, or one function that returns documents
+    source: tuple[str | SourceFunction, ...] = ()  # names, or one function that returns documents
     val_source: tuple[str | SourceFunction, ...] = ()  # validation documents; () splits them off the source
     tokenizer: str = "gpt2"
     val_tokens: int | None = None
@@ -36,6 +37,7 @@ class PrepareRequest:
     dtype: str = "auto"
     shard_tokens: int = 100_000_000
     hub: str | None = None  # another Hub than huggingface.co: a URL or a directory
+    mix: str | None = None  # instead of `source`: a mixture (`data/sources/mixture.py`)
 
     def __post_init__(self) -> None:
         for name in ("source", "val_source"):
@@ -64,6 +66,14 @@ class PrepareRequest:
                 raise UsageError(f"{name} is {value}; it must be {minimum} or more.")
         if self.dedup_tokens is not None and not self.val_source:
             raise UsageError("dedup_tokens compares with the documents of a val_source; name one.")
+        if self.mix is not None and (self.source or self.val_source):
+            raise UsageError(
+                "`mix` names all sources and takes validation from each; leave out `source` and `val_source`."
+            )
+
+    def mixture(self) -> dict[str, MixedSource]:
+        """The sources of a mixture by their names, with weights that add up to 1; none without `mix`."""
+        return {} if self.mix is None else parse_mixture(self.mix, self.read_options)
 
     def options(self) -> dict[str, Any]:
         """The fields that decide the result beside the source, as the manifest stores them."""
@@ -71,6 +81,7 @@ class PrepareRequest:
         # A field added later is left out at its default: preparations of before are still recognized.
         for name in ("source", "val_source", "hub", *(() if self.clip_validation else ("clip_validation",))):
             del values[name]
+        del values["mix"]  # the description of the source has it whole, also where a file was edited
         return {**values, "read_options": asdict(self.read_options)}
 
 

@@ -1,4 +1,4 @@
-"""Writes the shards of one split, and can be restored to any state a journal recorded."""
+"""Writes the shards of a split and files of entries beside them; a journal's state can be restored."""
 
 from __future__ import annotations
 
@@ -9,10 +9,41 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from steepen.data.manifest import ShardRecord
+from steepen.data.dataset import ShardRecord
 from steepen.data.shards import DTYPES, Shard, header, size_in_bytes
 from steepen.errors import SteepenError
 from steepen.utils.files import open_without_links, sha256_of_file
+
+
+class EntryWriter:
+    """Appends entries of one size to a file that has `count` valid ones; what follows them is cut off."""
+
+    def __init__(self, path: Path, size: int, count: int = 0) -> None:
+        self.path, self.size = path, size
+        self._stream = open(path, "a+b", opener=open_without_links)  # noqa: SIM115
+        if path.stat().st_size < count * size:
+            self._stream.close()
+            raise SteepenError(f"{path} is shorter than the journal says; use `restart` to begin again.")
+        self._stream.truncate(count * size)
+
+    def entries(self) -> list[bytes]:
+        """The entries of a file that was opened just now."""
+        self._stream.seek(0)
+        content = self._stream.read()
+        return [content[start : start + self.size] for start in range(0, len(content), self.size)]
+
+    def append(self, entry: bytes) -> None:
+        """Add an entry."""
+        self._stream.write(entry)
+
+    def sync(self) -> None:
+        """Flush to the disk; called before a journal records the number of entries."""
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
 
 
 class ShardWriter:

@@ -1,4 +1,9 @@
-"""Tokenize a source into shards: split documents, tokenize them, write the manifest.
+"""Tokenize sources into shards: split documents, tokenize them, write the manifest.
+
+Each source is a feed of tokenized documents, read ahead by threads. The next document is of the feed that is
+furthest behind its share of the tokens, so any beginning of the shards is mixed in the given proportions, to
+within a document; a single source is the case of one feed. What comes next depends on the documents alone,
+not on the threads.
 
 It works in a directory of its own. The journal records how far the files there are valid; once the manifest
 exists, all of them are.
@@ -9,18 +14,29 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
-from steepen.data.documents import DocumentEndsWriter, documents_file
-from steepen.data.manifest import TOKENIZER, Manifest, ShardRecord, SplitRecord, TokenizerRecord
-from steepen.data.parallel_tokenize import SourceDocument, tokenize_in_order
+from steepen.data.dataset import (
+    ENDS,
+    TOKENIZER,
+    VAL_SOURCES,
+    Manifest,
+    ShardRecord,
+    SourceRecord,
+    SplitRecord,
+    TokenizerRecord,
+    documents_file,
+)
+from steepen.data.parallel_tokenize import SourceDocument, TokenizedDocument, tokenize_in_order
 from steepen.data.prepare_request import PrepareProgress, PrepareRequest, ProgressReporter
-from steepen.data.shard_writer import ShardWriter
+from steepen.data.shard_writer import EntryWriter, ShardWriter
 from steepen.data.shards import Shard, choose_dtype, write_block_sums
 from steepen.data.sources.builtin import shipped_tokenizer
 from steepen.data.sources.source import Source, document_hash
@@ -37,21 +53,36 @@ JOURNAL_SECONDS = 5.0
 TOKENIZER_CHARACTERS = 50_000_000  # of the source, from its start, that a tokenizer is trained on
 
 
+def _both() -> dict[str, int]:
+    return {"train": 0, "val": 0}
+
+
 @dataclass
-class JournalState:
-    """Position in the source, lengths of the files written up to it, and counts for the manifest."""
+class FeedState:
+    """How far one source was read, and what it has given to each split."""
 
     part: int = 0
     unit: int = 0  # number of the next document to read
+    documents: dict[str, int] = field(default_factory=_both)
+    tokens: dict[str, int] = field(default_factory=_both)
+    versions: list[list[int] | None] = field(default_factory=list[list[int] | None])  # of its files
+
+
+@dataclass
+class JournalState:
+    """Position in each source, lengths of the files written up to it, and counts for the manifest."""
+
+    feeds: list[FeedState] = field(default_factory=list[FeedState])
     characters: int = 0
-    documents: dict[str, int] = field(default_factory=lambda: {"train": 0, "val": 0})
     empty: int = 0
     dropped: int = 0
-    validation_documents: int = 0
     threshold: int | None = None  # of the validation split, once it is fixed
     finished: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {"train": [], "val": []})
-    open_tokens: dict[str, int] = field(default_factory=lambda: {"train": 0, "val": 0})
-    versions: list[list[int] | None] = field(default_factory=list[list[int] | None])  # of the source's files
+    open_tokens: dict[str, int] = field(default_factory=_both)
+
+    def documents(self, split: str) -> int:
+        """Documents of a split, of all sources."""
+        return sum(feed.documents[split] for feed in self.feeds)
 
 
 def read_journal(directory: Path) -> tuple[dict[str, Any], JournalState] | None:
@@ -59,20 +90,50 @@ def read_journal(directory: Path) -> tuple[dict[str, Any], JournalState] | None:
     path = directory / JOURNAL
     try:
         stored = cast("dict[str, Any]", without_checksum(read_json(path)))
-        return stored["identity"], JournalState(**stored["state"])
+        feeds = [FeedState(**feed) for feed in stored["state"].pop("feeds")]
+        return stored["identity"], JournalState(feeds, **stored["state"])
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SteepenError(f"{path} is damaged ({error}); use `restart` to begin again.") from None
 
 
+class Feed:
+    """One source while it is tokenized."""
+
+    def __init__(self, name: str, weight: float, source: Source, state: FeedState) -> None:
+        self.name, self.weight, self.source, self.state = name, weight, source, state
+        self.val_tokens = 0  # to be split off
+        self.ready = deque[TokenizedDocument]()  # tokenized, and not written yet
+        state.versions = state.versions or [part.version for part in source.parts]
+        self.require_unchanged(*range(len(source.parts)))
+
+    def documents(self, part: int = 0, start: int = 0) -> Iterator[SourceDocument]:
+        """The documents from number `start` of a part on."""
+        for number in range(part, len(self.source.parts)):
+            first = start if number == part else 0
+            for document, text in enumerate(self.source.parts[number].documents(first), start=first):
+                yield SourceDocument(number, document, text)
+            self.require_unchanged(number)
+
+    def require_unchanged(self, *numbers: int) -> None:
+        """Raise if the file of a part is another than when the preparation began: texts would be mixed."""
+        for number in numbers:
+            part = self.source.parts[number]
+            if self.state.versions[number] != part.version:
+                raise SteepenError(
+                    f"{part.file} has changed since its preparation began; restore it, or begin again with "
+                    "`restart`."
+                )
+
+
 class TokenizationJob:
-    """Tokenization of one source, from its start or from a journal's state."""
+    """Tokenization of one source or a mixture of sources, from their start or from a journal's state."""
 
     def __init__(
         self,
         request: PrepareRequest,
-        source: Source,
+        sources: Sequence[tuple[str, float, Source]],
         validation: Source | None,
         *,
         identity: dict[str, Any],
@@ -81,23 +142,28 @@ class TokenizationJob:
         progress: ProgressReporter,
         threads: int,
     ) -> None:
-        self.request, self.source, self.directory, self.threads = request, source, directory, threads
+        """`sources` are names, weights that add up to 1, and sources; `validation` is a separate one."""
+        self.request, self.directory, self.threads = request, directory, threads
         self.identity, self.state, self.progress = identity, state, progress
-        validation_parts = [] if validation is None else list(validation.parts)
-        self.parts = [*validation_parts, *source.parts]
-        self.first_train_part = len(validation_parts)
-        state.versions = state.versions or [part.version for part in self.parts]
-        self._require_unchanged(*range(len(self.parts)))
-        self.val_tokens, self.val_fraction = plan_split(source.size, request.val_tokens, request.max_tokens)
+        state.feeds = state.feeds or [FeedState() for _ in range(len(sources) + (validation is not None))]
+        self.feeds = [Feed(*each, at) for each, at in zip(sources, state.feeds, strict=False)]
+        self.validation = None if validation is None else Feed("", 1.0, validation, state.feeds[-1])
+        # Text to be read: a mixture ends with the source that runs out first.
+        self.size = min(int(feed.source.size / feed.weight) for feed in self.feeds)
+        self.val_tokens, self.val_fraction = plan_split(self.size, request.val_tokens, request.max_tokens)
         if validation is not None:
             self.val_tokens = sys.maxsize if request.val_tokens is None else request.val_tokens
             self.val_fraction = 0.0
-        hashes = directory / VALIDATION_HASHES
+        else:
+            for feed in self.feeds:
+                feed.val_tokens = round(self.val_tokens * feed.weight)
         self.split = ValidationSplit(
-            hashes, self.val_tokens, self.val_fraction, state.validation_documents, request.dedup_tokens
+            directory / VALIDATION_HASHES, self.val_fraction, state.documents("val"), request.dedup_tokens
         )
         self.writers: dict[str, ShardWriter] = {}
-        self.ends: dict[str, DocumentEndsWriter] = {}
+        self.ends: dict[str, EntryWriter] = {}
+        self.val_sources: EntryWriter | None = None
+        self.ran_out: str | None = None  # the source that ended a mixture
 
     def run(self) -> None:
         """Write shards, tokenizer and manifest into the working directory."""
@@ -112,34 +178,40 @@ class TokenizationJob:
                 writer.restore(finished, self.state.open_tokens[name])
                 self.writers[name] = writer
                 path = documents_file(self.directory, name)
-                self.ends[name] = DocumentEndsWriter(path, self.state.documents[name])
+                self.ends[name] = EntryWriter(path, ENDS.itemsize, self.state.documents(name))
+            if len(self.feeds) > 1:
+                self.val_sources = EntryWriter(self.directory / VAL_SOURCES, 1, self.state.documents("val"))
             self._tokenize(tokenizer)
             self._finish(tokenizer, dtype)
         finally:
-            self.split.close()
-            for writer in (*self.writers.values(), *self.ends.values()):
+            for writer in self._files():
                 writer.close()
 
+    def _files(self) -> list[ShardWriter | EntryWriter]:
+        own = () if self.val_sources is None else (self.val_sources,)
+        return [self.split.file, *self.writers.values(), *self.ends.values(), *own]
+
     def _set_threshold(self) -> None:
-        """Fix the split's threshold so that validation and training each get a document."""
+        """Fix the split's threshold so that validation and training each get a document of each source."""
         state = self.state
-        name = self.source.description["name"]
         if state.threshold is not None:
             self.split.threshold = state.threshold
-        elif not any(state.documents.values()):
-            texts = (document.text for document in self._documents(self.first_train_part, 0) if document.text)
+            return
+        max_tokens = self.request.max_tokens or TOKENIZER_CHARACTERS
+        for feed in self.feeds if self.val_fraction else ():
+            texts = (document.text for document in feed.documents() if document.text)
             sizes = ((document_hash(text), len(text.encode("utf-8", "surrogatepass"))) for text in texts)
-            max_bytes = min(self.request.max_tokens or TOKENIZER_CHARACTERS, TOKENIZER_CHARACTERS)
-            if self.val_fraction and not self.split.adjust_threshold(sizes, max_bytes):
+            max_bytes = min(max(1, int(max_tokens * feed.weight)), TOKENIZER_CHARACTERS)
+            if not self.split.adjust_threshold(sizes, max_bytes, feed.val_tokens):
                 raise UsageError(
-                    f"source {name!r} is one document, and validation is split off by document: cut plain "
-                    "text with `separator` (as '\\n\\n', at blank lines), name files with `val_source`, or "
-                    "do without validation by `val_tokens` = 0."
+                    f"source {feed.name!r} is one document, and validation is split off by document: cut "
+                    "plain text with `separator` (as '\\n\\n', at blank lines), name files with "
+                    "`val_source`, or do without validation by `val_tokens` = 0."
                 )
-            separate = self.parts[: self.first_train_part]
-            if self.val_tokens and separate and not any(t for part in separate for t in part.documents(0)):
-                raise UsageError("`val_source` has no text; name other files, or leave it out.")
-            state.threshold = self.split.threshold
+        separate = self.validation
+        if self.val_tokens and separate and not any(document.text for document in separate.documents()):
+            raise UsageError("`val_source` has no text; name other files, or leave it out.")
+        state.threshold = self.split.threshold
 
     def _tokenizer(self) -> Tokenizer:
         path = self.directory / TOKENIZER
@@ -148,7 +220,7 @@ class TokenizationJob:
             return Tokenizer.load(path)
         if size is None:
             tokenizer = Tokenizer.gpt2()
-        elif self.source.description["kind"] == "builtin":
+        elif self.identity["source"]["kind"] == "builtin":
             texts = list(self._tokenizer_texts())
             tokenizer = shipped_tokenizer(texts, size) or Tokenizer.train(texts, size)
         else:
@@ -157,57 +229,63 @@ class TokenizationJob:
         return tokenizer
 
     def _tokenizer_texts(self) -> Iterator[str]:
-        """Texts to train a tokenizer on; documents eligible for validation are excluded."""
-        read = 0
-        total = min(self.source.size, TOKENIZER_CHARACTERS)
-        for count, document in enumerate(self._documents(self.first_train_part, 0)):
-            if document.text and not self.split.is_eligible(document_hash(document.text)):
-                yield document.text
-                read += len(document.text)
-                if count % 256 == 0:
-                    self.progress(PrepareProgress("reading text for the tokenizer", read, total, 0, count))
-                if read >= TOKENIZER_CHARACTERS:
-                    break
+        """Texts to train a tokenizer on, of each source its share; without those eligible for validation."""
+        total = min(self.size, TOKENIZER_CHARACTERS)
+        done = 0
+        for feed in self.feeds:
+            read = 0
+            for count, document in enumerate(feed.documents()):
+                if document.text and not self.split.is_eligible(document_hash(document.text)):
+                    yield document.text
+                    read += len(document.text)
+                    if count % 256 == 0:
+                        stage = "reading text for the tokenizer"
+                        self.progress(PrepareProgress(stage, done + read, total, 0, count))
+                    if read >= TOKENIZER_CHARACTERS * feed.weight:
+                        break
+            done += read
         self.progress(PrepareProgress("making the tokenizer", total, total, 0, 0))
 
-    def _documents(self, part: int, start: int, stop: int | None = None) -> Iterator[SourceDocument]:
-        """The documents from number `start` of a part on, up to part `stop`."""
-        for number in range(part, len(self.parts) if stop is None else stop):
-            first = start if number == part else 0
-            for document, text in enumerate(self.parts[number].documents(first), start=first):
-                yield SourceDocument(number, document, text)
-            self._require_unchanged(number)
-
-    def _require_unchanged(self, *numbers: int) -> None:
-        """Raise if the file of a part is another than when the preparation began: texts would be mixed."""
-        for number in numbers:
-            part = self.parts[number]
-            if self.state.versions[number] != part.version:
-                raise SteepenError(
-                    f"{part.file} has changed since its preparation began; restore it, or begin again with "
-                    "`restart`."
-                )
-
     def _tokenize(self, tokenizer: Tokenizer) -> None:
-        """Tokenize a separate validation source as far as it is needed, then the training source."""
-        state = self.state
-        if state.part < self.first_train_part:
-            self._tokenize_documents(tokenizer, self.first_train_part, "val", self.val_tokens)
-            state.part, state.unit = self.first_train_part, 0
+        """Tokenize a separate validation source as far as it is needed, then the training sources."""
+        separate = self.validation
+        if separate is not None and separate.state.part < len(separate.source.parts):
+            self._tokenize_feeds(tokenizer, [separate], "val", self.val_tokens)
+            separate.state.part = len(separate.source.parts)  # what is left of it is not needed
             self._write_journal()
-        self._tokenize_documents(tokenizer, len(self.parts), "train", self.request.max_tokens)
+        self._tokenize_feeds(tokenizer, self.feeds, "train", self.request.max_tokens)
 
-    def _tokenize_documents(self, tokenizer: Tokenizer, stop: int, split: str, enough: int | None) -> None:
-        """Tokenize from the journal's position up to part `stop`, or until a split has `enough` tokens."""
+    def _tokenize_feeds(
+        self, tokenizer: Tokenizer, feeds: Sequence[Feed], split: str, enough: int | None
+    ) -> None:
+        """Tokenize from the journal's positions on, until a split has `enough` tokens or a feed has ended."""
         state, filled = self.state, self.writers[split]
         beginning = np.array([tokenizer.end_of_text], dtype=np.uint32)
         next_journal = time.monotonic() + JOURNAL_SECONDS
-        if enough is not None and filled.tokens >= enough:
-            return
-        documents = self._documents(state.part, state.unit, stop)
-        for group in tokenize_in_order(tokenizer, documents, self.threads):
-            for document in group:
-                state.part, state.unit = document.part, document.number + 1
+        with ExitStack() as stack:
+            groups = {
+                feed.name: stack.enter_context(
+                    closing(
+                        tokenize_in_order(
+                            tokenizer, feed.documents(feed.state.part, feed.state.unit), self.threads
+                        )
+                    )
+                )
+                for feed in feeds
+            }
+            while enough is None or filled.tokens < enough:
+                feed = min(feeds, key=lambda each: each.state.tokens[split] / each.weight)
+                if not feed.ready:
+                    self._report("tokenizing")
+                    if time.monotonic() >= next_journal:
+                        self._write_journal()
+                        next_journal = time.monotonic() + JOURNAL_SECONDS
+                    feed.ready.extend(next(groups[feed.name], ()))
+                    if not feed.ready:
+                        self.ran_out = feed.name if len(feeds) > 1 else None
+                        break
+                document = feed.ready.popleft()
+                feed.state.part, feed.state.unit = document.part, document.number + 1
                 state.characters += document.characters
                 if document.ids is None:
                     state.empty += 1
@@ -216,85 +294,105 @@ class TokenizationJob:
                 if self.request.clip_validation and split == "val" and enough is not None:
                     ids = ids[: enough - filled.tokens - 1]
                 assigned = self.split.assign(
-                    document.hash,
-                    ids,
-                    self.writers["val"].tokens,
-                    document.part < self.first_train_part,
+                    document.hash, ids, self._split_of_eligible(feed), feed is self.validation
                 )
                 if assigned is None:
                     state.dropped += 1
                     continue
-                state.documents[assigned] += 1
                 writer = self.writers[assigned]
                 writer.append(beginning)
                 writer.append(ids)
-                self.ends[assigned].append(writer.tokens)
-                if enough is not None and filled.tokens >= enough:
-                    return
-            self._report("tokenizing")
-            if time.monotonic() >= next_journal:
-                self._write_journal()
-                next_journal = time.monotonic() + JOURNAL_SECONDS
+                feed.state.documents[assigned] += 1
+                feed.state.tokens[assigned] += 1 + len(ids)
+                self.ends[assigned].append(writer.tokens.to_bytes(ENDS.itemsize, "little"))
+                if assigned == "val" and self.val_sources is not None:
+                    self.val_sources.append(bytes([self.feeds.index(feed)]))
+        self._report("tokenizing")
+
+    def _split_of_eligible(self, feed: Feed) -> Literal["train", "val"] | None:
+        """The split of a document that is eligible for validation; None: neither.
+
+        A source that has given its part of the validation set keeps such documents out of training until the
+        others have too: one of them may have the same text.
+        """
+        if feed.state.tokens["val"] < feed.val_tokens:
+            return "val"
+        return None if any(each.state.tokens["val"] < each.val_tokens for each in self.feeds) else "train"
 
     def _report(self, stage: str) -> None:
         state = self.state
         tokens = self.writers["train"].tokens + self.writers["val"].tokens
-        total = max(state.characters, self.source.size)
+        total = max(state.characters, self.size)
         max_tokens = self.request.max_tokens
         if max_tokens is not None and tokens:  # the pass ends at whichever comes first
             total = min(total, int(state.characters * max_tokens / max(1, self.writers["train"].tokens)))
-        self.progress(PrepareProgress(stage, state.characters, total, tokens, sum(state.documents.values())))
+        documents = state.documents("train") + state.documents("val")
+        self.progress(PrepareProgress(stage, state.characters, total, tokens, documents))
 
     def _finish(self, tokenizer: Tokenizer, dtype: str) -> None:
-        self._require_unchanged(*range(self.state.part + 1))  # one that was not read to its end too
-        documents = self.state.documents
-        if not documents["train"]:
-            name, empty, val = self.source.description["name"], self.state.empty, documents["val"]
-            raise UsageError(
-                f"source {name!r} has no text to train on: of {empty + val:,} documents read, {empty:,} were "
-                f"empty and {val:,} went to validation."
-            )
+        for feed in self.feeds if self.validation is None else (*self.feeds, self.validation):
+            last = min(feed.state.part + 1, len(feed.source.parts))
+            feed.require_unchanged(*range(last))  # one that was not read to its end too
+        empty = self.state.empty
+        for feed in self.feeds:
+            train, val = feed.state.documents["train"], self.state.documents("val")
+            if not train:
+                raise UsageError(
+                    f"source {feed.name!r} has no text to train on: of {empty + val:,} documents read, "
+                    f"{empty:,} were empty and {val:,} went to validation."
+                )
+            if len(self.feeds) > 1 and feed.val_tokens and not feed.state.documents["val"]:
+                raise UsageError(
+                    f"source {feed.name!r} of the mixture has no document in validation; use more "
+                    "`val_tokens`, or none by `val_tokens` = 0."
+                )
         for writer in self.writers.values():
             writer.finish_shard()
         self._write_journal()
-        hashes = {name: sha256_of_file(documents_file(self.directory, name)) for name in documents}
-        blocks: dict[str, str] = {}
+        splits: dict[str, SplitRecord] = {}
         for name, writer in self.writers.items():
             shards = [
                 Shard(self.directory / each.file, dtype, each.tokens, tokenizer.size, each.sha256)
                 for each in writer.finished
             ]
-            blocks[name] = write_block_sums(self.directory, name, shards)
+            splits[name] = SplitRecord(
+                self.state.documents(name),
+                writer.tokens,
+                sha256_of_file(documents_file(self.directory, name)),
+                write_block_sums(self.directory, name, shards),
+            )
+        mixed = self.val_sources is not None
         manifest = Manifest(
             dtype=dtype,
             tokenizer=TokenizerRecord(tokenizer.name, tokenizer.size, tokenizer.identity),
-            splits={
-                name: SplitRecord(documents[name], writer.tokens, hashes[name], blocks[name])
-                for name, writer in self.writers.items()
-            },
+            splits=splits,
             shards=tuple(shard for writer in self.writers.values() for shard in writer.finished),
             source=self.identity["source"],
             request=self.identity["request"],
             notes={
                 "characters": self.state.characters,
-                "empty_units": self.state.empty,
+                "empty_units": empty,
                 "documents_dropped": self.state.dropped,
                 "validation_tokens_requested": None if self.val_tokens == sys.maxsize else self.val_tokens,
                 "validation_fraction": self.val_fraction,
+                **({"ran_out": self.ran_out} if mixed else {}),
             },
+            sources=tuple(
+                SourceRecord(feed.name, feed.weight, feed.state.documents, feed.state.tokens)
+                for feed in (self.feeds if mixed else ())
+            ),
+            val_sources_sha256=sha256_of_file(self.directory / VAL_SOURCES) if mixed else "",
         )
         # From here on the manifest declares the shards complete; what is left is deleting temporary files.
         manifest.write(self.directory)
-        self.split.close()
+        self.split.file.close()
         for name in (JOURNAL, VALIDATION_HASHES):
             (self.directory / name).unlink(missing_ok=True)
         shutil.rmtree(self.directory / STAGING, ignore_errors=True)
 
     def _write_journal(self) -> None:
-        for writer in (*self.writers.values(), *self.ends.values()):
-            writer.sync()
-        self.split.sync()
-        self.state.validation_documents = self.split.documents
+        for file in self._files():
+            file.sync()
         for name, writer in self.writers.items():
             self.state.finished[name] = [asdict(shard) for shard in writer.finished]
             self.state.open_tokens[name] = writer.open_tokens

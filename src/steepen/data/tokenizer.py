@@ -6,6 +6,7 @@ import base64
 import contextlib
 import gzip
 import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 SPLIT_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 END_OF_TEXT = "<|endoftext|>"
 GPT2_RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
+GPT2_IDENTITY = "ff5ebd3bd6c8c5941d3faacd7efb80574c7f4f0958341d3f9fb3b84ba74bdbac"  # of Tokenizer.gpt2()
 FILE_FORMAT = "steepen-tokenizer-1"
+RUN_FORMAT = "steepen-run-tokenizer-1"  # of the file in a run directory
 BYTES = 256
 GPT2_SIZE = 50_257
 PAD_TO = 128
@@ -243,3 +246,43 @@ def bytes_to_unicode() -> list[str]:
     }
     spare = iter(range(BYTES, 2 * BYTES))
     return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(BYTES)]
+
+
+def write_run_tokenizer(tokenizer: Tokenizer, file: Path) -> None:
+    """Write the tokenizer that a run directory keeps: GPT-2's by name, which ships here, else whole."""
+    known = tokenizer.identity == GPT2_IDENTITY
+    kept = {
+        "format": RUN_FORMAT,
+        "name": tokenizer.name,
+        "size": tokenizer.size,
+        "sha256": tokenizer.identity,
+    }
+    content = None if known else json.loads(tokenizer.content)
+    write_atomically(file, canonical_json({**kept, "tokenizer": content}))
+
+
+def run_tokenizer_identity(file: Path) -> str | None:
+    """The hash of the tokenizer that a run's file describes; None for a run without the file."""
+    return str(_read(file)["sha256"]) if file.is_file() else None
+
+
+def load_run_tokenizer(file: Path) -> Tokenizer | None:
+    """The tokenizer of a run, checked against its hash; None for a run without the file."""
+    if not file.is_file():
+        return None
+    kept = _read(file)
+    content = kept["tokenizer"]
+    tokenizer = Tokenizer.gpt2() if content is None else Tokenizer.from_content(content, file)
+    if tokenizer.identity != kept["sha256"]:
+        raise SteepenError(f"{file} is corrupt: its tokenizer does not have the hash it states.")
+    return tokenizer
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        kept = cast("dict[str, Any]", read_json(file))
+        if kept["format"] != RUN_FORMAT:
+            raise SteepenError(f"{file} has format {kept['format']!r}, not {RUN_FORMAT!r}.")
+        return {"sha256": kept["sha256"], "tokenizer": kept["tokenizer"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise SteepenError(f"{file} is not the tokenizer of a run ({error}).") from None

@@ -1,4 +1,8 @@
-"""The validation set: the same tokens for every run and batch size, and their length in bytes."""
+"""The validation set: the same tokens for every run and batch size, and their length in bytes.
+
+Of a mixture of sources, every window has the text of one source, so that each source has a loss of its own;
+windows are in proportion to the weights, so the loss over all of them is that of the mixture.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,9 @@ Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 class ValidationSet:
     """The first `tokens` predictions of the validation split, in windows of context+1 tokens.
 
-    `tokens` is rounded down to full windows (see `.tokens`); None takes all of them. `identity` hashes the
-    ids, the tokenizer and the context, so runs with equal identities were validated on the same tokens.
+    Of a mixture, the first ones of each source, source after source. `tokens` is rounded down to full windows
+    (see `.tokens`); None takes all of them. `identity` hashes the ids, the tokenizer and the context, so runs
+    with equal identities were validated on the same tokens.
     """
 
     def __init__(self, dataset: Dataset, context: int, tokens: int | None = None) -> None:
@@ -47,13 +52,44 @@ class ValidationSet:
                 f"{available * context:,} to predict; ask for no more, or prepare it with a larger "
                 "`val_tokens`."
             )
-        ids = stream.read(0, self.windows * (context + 1))
+        # Windows [first, last) of each source of a mixture, by its name; otherwise of all, without a name.
+        self.sections: dict[str, tuple[int, int]] = {"": (0, self.windows)}
+        if dataset.manifest.sources:
+            ids = self._windows_by_source(dataset)
+        else:
+            ids = stream.read(0, self.windows * (context + 1))
         if int(ids.max()) >= dataset.vocabulary:
-            raise stream.invalid_id_error(0, ids)
+            raise stream.invalid_id_error(0, stream.read(0, len(stream)))
         self._ids = ids.reshape(self.windows, context + 1)
         tokenizer = dataset.tokenizer()
         self._lengths, self.end_of_text = tokenizer.lengths, tokenizer.end_of_text
         self._tokenizer = dataset.manifest.tokenizer.sha256
+
+    def _windows_by_source(self, dataset: Dataset) -> npt.NDArray[np.unsignedinteger]:
+        """The ids of all windows of a mixture; sets the section of each source, and the number of windows."""
+        length, stream = self.context + 1, dataset.tokens("val")
+        ends = dataset.document_ends("val")
+        starts, source_of = np.concatenate([[0], ends[:-1]]), dataset.val_sources()
+        pieces: list[npt.NDArray[np.unsignedinteger]] = []
+        self.sections, first, wanted = {}, 0, self.windows
+        for number, source in enumerate(dataset.manifest.sources):
+            windows = max(1, int(wanted * source.weight))
+            own = source_of == number
+            lengths = (ends - starts)[own]
+            if windows * length > int(lengths.sum()):
+                raise UsageError(
+                    f"cannot validate on {windows * self.context:,} tokens of {source.name} at context "
+                    f"{self.context:,}: {dataset.directory} has {int(lengths.sum()):,}; ask for fewer "
+                    "`validation_tokens`, or prepare it with a larger `val_tokens`."
+                )
+            documents = np.searchsorted(np.cumsum(lengths), windows * length) + 1
+            ids = np.empty(int(lengths[:documents].sum()), stream.dtype)
+            stream.copy_pieces(starts[own][:documents], lengths[:documents], ids)
+            pieces.append(ids[: windows * length])
+            self.sections[source.name] = first, first + windows
+            first += windows
+        self.windows = first
+        return np.concatenate(pieces)
 
     @property
     def tokens(self) -> int:
@@ -76,16 +112,19 @@ class ValidationSet:
         ids = self._ids[first:last]
         return ids[:, :-1].astype(np.int64), ids[:, 1:].astype(np.int64)
 
-    def batches(self, rows: int, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
+    def batches(
+        self, rows: int, rank: int = 0, world_size: int = 1, section: tuple[int, int] | None = None
+    ) -> Iterator[Batch]:
         """Batches of at most `rows` windows for rank `rank` of `world_size`; no window is dropped.
 
-        Each rank gets a contiguous range, of equal length up to one window.
+        Each rank gets a contiguous range, of equal length up to one window; of a section, if it is given.
         """
         if rows < 1:
             raise UsageError(f"validation batches of {rows} rows; it must be 1 or more.")
         if not 0 <= rank < world_size:
             raise UsageError(f"rank {rank} is not in a world of {world_size} processes.")
-        first, last = self.windows * rank // world_size, self.windows * (rank + 1) // world_size
+        start, stop = section or (0, self.windows)
+        first, last = (start + (stop - start) * one // world_size for one in (rank, rank + 1))
         for start in range(first, last, rows):
             yield self.rows(start, min(start + rows, last))
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from steepen.data.shard_writer import EntryWriter
 from steepen.data.sources.source import HASH_BYTES
-from steepen.errors import SteepenError
-from steepen.utils.files import open_without_links
 
 BYTES_PER_TOKEN = 4.0  # English under GPT-2's tokenizer; only used to size the fraction below
 DEFAULT_VAL_TOKENS = 10_485_760
@@ -37,36 +36,27 @@ def plan_split(size: int, val_tokens: int | None, max_tokens: int | None) -> tup
 
 
 class ValidationSplit:
-    """Assigns documents to splits; no text is ever in both, also where a source repeats it.
+    """Assigns documents to splits; no text is ever in both, also where sources repeat it.
 
-    A document whose hash is below the threshold goes to validation until `val_tokens` are reached. Later
+    Documents whose hash is below the threshold are eligible for validation until it has enough tokens. Later
     copies of a validation document are dropped; with `dedup_tokens`, also every training document that has
-    the first tokens of one (0: nothing is dropped). The hashes to compare with are stored in a file.
+    the first tokens of one (0: nothing is dropped). The hashes to compare with are stored in a file, of which
+    `documents` are valid.
     """
 
     def __init__(
-        self,
-        file: Path,
-        val_tokens: int,
-        fraction: float,
-        documents: int = 0,
-        dedup_tokens: int | None = None,
+        self, file: Path, fraction: float, documents: int = 0, dedup_tokens: int | None = None
     ) -> None:
-        self.val_tokens, self.dedup_tokens = val_tokens, dedup_tokens
-        self.documents = documents  # validation documents so far
-        entry = HASH_BYTES if dedup_tokens is None else hashlib.sha1().digest_size
+        self.dedup_tokens = dedup_tokens
         self.threshold = int(fraction * 2 ** (8 * HASH_BYTES))  # hashes below it are eligible
-        self._chosen: set[bytes] = set()
-        self._stream = open(file, "a+b", opener=open_without_links)  # noqa: SIM115
-        if file.stat().st_size < documents * entry:
-            raise SteepenError(f"{file} is shorter than the journal says; use `restart` to begin again.")
-        self._stream.truncate(documents * entry)
-        self._stream.seek(0)
-        while digest := self._stream.read(entry):
-            self._chosen.add(digest)
+        entry = HASH_BYTES if dedup_tokens is None else hashlib.sha1().digest_size
+        self.file = EntryWriter(file, entry, documents)
+        self._chosen = set(self.file.entries())
 
-    def adjust_threshold(self, documents: Iterable[tuple[bytes, int]], max_bytes: int) -> bool:
-        """Change the threshold if the hashes would leave one split without a document.
+    def adjust_threshold(
+        self, documents: Iterable[tuple[bytes, int]], max_bytes: int, val_tokens: int
+    ) -> bool:
+        """Change the threshold if the hashes would leave one split of a source without a document.
 
         `documents` are (hash, bytes of text) from the start of the source; no more of them are read than
         needed. Those that begin within `max_bytes` are certain to be reached. Returns False if there is
@@ -95,7 +85,7 @@ class ValidationSplit:
             for digest in sorted(reached)[: max(1, int(MAX_FRACTION * len(found)))]:
                 self.threshold = int.from_bytes(digest, "big") + 1
                 collected += reached[digest] / BYTES_PER_TOKEN
-                if collected >= self.val_tokens:
+                if collected >= val_tokens:
                     break
         return True
 
@@ -103,10 +93,10 @@ class ValidationSplit:
         self,
         digest: bytes,
         ids: npt.NDArray[np.uint32],
-        val_tokens: int,
+        eligible: Literal["train", "val"] | None,
         validation_only: bool = False,
-    ) -> str | None:
-        """The split of a document, given the validation tokens so far; None if it must be dropped.
+    ) -> Literal["train", "val"] | None:
+        """The split of a document; None if it must be dropped. `eligible` is that of one that is eligible.
 
         `digest` is the document's content hash, `ids` its tokens. `validation_only` marks a document of a
         separate validation source, where repeated ones are kept too.
@@ -116,22 +106,12 @@ class ValidationSplit:
             key = hashlib.sha1(ids[: self.dedup_tokens].astype("<u4").tobytes()).digest()
         if not validation_only and self.dedup_tokens != 0 and key in self._chosen:
             return None
-        if validation_only or (val_tokens < self.val_tokens and self.is_eligible(digest)):
+        split = "val" if validation_only else eligible if self.is_eligible(digest) else "train"
+        if split == "val":
             self._chosen.add(key)
-            self._stream.write(key)
-            self.documents += 1
-            return "val"
-        return "train"
+            self.file.append(key)
+        return split
 
     def is_eligible(self, digest: bytes) -> bool:
         """Whether a document is eligible for validation; no tokenizer is trained on these."""
         return int.from_bytes(digest, "big") < self.threshold
-
-    def sync(self) -> None:
-        """Flush the chosen hashes to the disk."""
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
-
-    def close(self) -> None:
-        """Close the file."""
-        self._stream.close()

@@ -170,7 +170,7 @@ def measure(
 
     spec, passes, network = run.spec, run.passes, run.network
     context = spec.shape.context
-    available = max(context, len(dataset.tokens("val")) // (context + 1) * context)
+    available = max(context, dataset.validation_tokens // (context + 1) * context)
     tokens = max(context, options.validation_tokens or min(spec.validation_tokens, available))
     validation = ValidationSet(dataset, context, tokens)
     scores: dict[str, Any] = {

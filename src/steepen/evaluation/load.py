@@ -102,7 +102,7 @@ def load(
     trained in fp8. Raises if the checksum of the weights is wrong.
     """
     from steepen.data import Dataset
-    from steepen.data.run_tokenizer import load_run_tokenizer
+    from steepen.data.tokenizer import load_run_tokenizer
     from steepen.runs.store import RunDirectory
     from steepen.training.device import find_device
 

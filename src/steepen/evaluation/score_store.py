@@ -73,7 +73,7 @@ def _recorded_tokenizer(checkpoint: RunCheckpoint) -> str | None:
     """The hash of a run's tokenizer: from its file or, for a run of an earlier version, from an evaluation on
     the run's own data.
     """
-    from steepen.data.run_tokenizer import run_tokenizer_identity
+    from steepen.data.tokenizer import run_tokenizer_identity
     from steepen.runs.store import RunDirectory
 
     kept = run_tokenizer_identity(RunDirectory(checkpoint.run).tokenizer_file)

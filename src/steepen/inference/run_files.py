@@ -8,8 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from steepen.data.run_tokenizer import write_run_tokenizer
-from steepen.data.tokenizer import Tokenizer
+from steepen.data.tokenizer import Tokenizer, write_run_tokenizer
 from steepen.errors import UsageError
 from steepen.model.init import build_on_meta
 from steepen.model.load_weights import copy_weights

@@ -8,7 +8,7 @@ gradient, and both gradient GEMMs while it is in the cache; no logits are stored
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -27,6 +27,17 @@ class MeanLoss(NamedTuple):
 
     loss: float
     apart: float
+
+
+def combined(parts: Sequence[MeanLoss], sizes: Sequence[int]) -> MeanLoss:
+    """The mean loss over several parts of these sizes together; of one part its own, to the bit."""
+    if len(parts) == 1:
+        return parts[0]
+    loss, apart = (
+        math.fsum(value * size for value, size in zip(values, sizes, strict=True)) / sum(sizes)
+        for values in zip(*parts, strict=True)
+    )
+    return MeanLoss(loss, apart)
 
 
 def linear_cross_entropy(

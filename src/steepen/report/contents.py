@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from steepen.report.curves import curves_of, panel_with_titles, role_text
 from steepen.report.load_studies import LoadedStudy
-from steepen.report.run_panels import curve_panels, residual_panels, scatter_tables
+from steepen.report.run_panels import curve_panels, residual_panels, scatter_tables, source_panels
 from steepen.report.summary import SummaryRow, summary_rows, summary_table
 from steepen.results.render import no_formula
 from steepen.studies.answer import Panel, Table
@@ -45,6 +45,7 @@ class StudyContent:
         answer, records = study.answer, study.records
         added = [
             *residual_panels(answer, records, titles),
+            *source_panels(records),
             *curve_panels(records, study.runs_directory, titles),
         ]
         panels = [panel_with_titles(panel, titles) for panel in (*answer.panels, *added)]

@@ -53,6 +53,27 @@ def curve_panels(records: Sequence[RunRecord], directory: Path | None, titles: d
     return panels
 
 
+def source_panels(records: Sequence[RunRecord]) -> list[Panel]:
+    """Validation loss on each source of a mixture against compute, a panel per source; [] without one."""
+    measured = [(record, record.validation_scores[-1].by_source) for record in records]
+    panels: list[Panel] = []
+    for source in dict.fromkeys(name for _, losses in measured for name in losses):
+        arms: dict[str, list[tuple[RunRecord, float]]] = {}
+        for record, losses in measured:
+            if source in losses:
+                arms.setdefault(record.spec.arm.name, []).append((record, losses[source]))
+        series = [
+            Series(
+                arm, "points", tuple(r.flops for r, _ in own), tuple(loss for _, loss in own),
+                arm=arm, runs=tuple(r.run for r, _ in own),
+            )
+            for arm, own in arms.items()
+        ]  # fmt: skip
+        axes = Axis("training compute (FLOPs)", "log"), Axis("validation loss (nats per token)")
+        panels.append(Panel(source, *axes, tuple(series), group="Validation loss by source"))
+    return panels
+
+
 def _spread(records: list[RunRecord]) -> list[RunRecord]:
     """At most `MAX_CURVES` runs, evenly spaced in compute, one for each depth first."""
     by_depth = {record.spec.shape.depth: record for record in reversed(records)}

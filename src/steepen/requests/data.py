@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from steepen.errors import UsageError
 from steepen.requests.request import Argument, Option, Request, function
 from steepen.results.data import DataResult, VerifiedData
 from steepen.utils.codec import Range
@@ -40,20 +41,33 @@ class Prepare(Request["Dataset"]):
         "steepen data prepare 'corpus/*.parquet' --out data/corpus --val-tokens 1e6",
         "steepen data prepare fineweb-edu:sample-10BT --out data/edu --max-tokens 2B",
         "steepen data prepare fineweb:paper --out data/fineweb",
+        "steepen data prepare --mix fineweb=0.7,corpus/code=0.2,hf:owner/wiki=0.1 --out data/mix",
     )
 
     source: Annotated[
         Sources,
         Argument(
             "Files, quoted globs or directories of text, JSON lines or Parquet (also .gz and .zst); builtin, "
-            "the corpus that comes with steepen; fineweb or fineweb-edu, with a config and revision as in "
-            "fineweb-edu:sample-10BT@main, or the paper's data as fineweb:paper and fineweb-edu:paper; or "
-            "module:attribute, a Python function that returns documents.",
+            "the corpus that comes with steepen; any data set of the Hugging Face Hub as "
+            "hf:OWNER/NAME:CONFIG:SPLIT@REVISION, of which all after NAME may be left out; fineweb or "
+            "fineweb-edu, with a config and revision as in fineweb-edu:sample-10BT@main, or the paper's data "
+            "as fineweb:paper and fineweb-edu:paper; or module:attribute, a Python function that returns "
+            "documents.",
             python="Also the function.",
         ),
-    ]
-    out: Annotated[Path, Option("Output directory; written as DIR.partial until it is complete.", WRITING)]
+    ] = ()
+    out: Annotated[
+        Path | None, Option("Output directory; written as DIR.partial until it is complete.", WRITING)
+    ] = None
     _: KW_ONLY
+    mix: Annotated[
+        str | None,
+        Option(
+            "Several sources by their shares of the tokens, as web/*.jsonl=0.7,hf:owner/code=0.3, or a YAML "
+            "file that also says how each is read and how often at most (docs/data.md). The mixture ends "
+            "where a source runs out.",
+        ),
+    ] = None
     tokenizer: Annotated[str, Option("gpt2, or bpe:SIZE to train one on the source.", WRITING)] = "gpt2"
     val_tokens: Annotated[
         int | None,
@@ -96,6 +110,16 @@ class Prepare(Request["Dataset"]):
     ] = None
     restart: Annotated[bool, Option("Delete an unfinished preparation first.", WRITING)] = False
 
+    def check(self) -> None:
+        """A directory is needed, and either sources or a mixture."""
+        if self.out is None:
+            raise UsageError("name the directory to write to with `out`.")
+        if not self.source and self.mix is None:
+            raise UsageError(
+                "no source given; name files, a glob, builtin, hf:OWNER/NAME, fineweb or a function, or a "
+                "mixture with `mix`."
+            )
+
     def run(self, report: ProgressCallback | None = None) -> Dataset:
         """Prepare the data, and open it."""
         from steepen.data.prepare import prepare as prepare_data
@@ -110,8 +134,9 @@ class Prepare(Request["Dataset"]):
             source=named(self.source), val_source=named(self.val_source), tokenizer=self.tokenizer,
             val_tokens=self.val_tokens, max_tokens=self.max_tokens, dedup_tokens=self.dedup_tokens,
             read_options=ReadOptions(self.format, self.field, separator, self.replace_invalid),
-            dtype=self.dtype, shard_tokens=self.shard_tokens, hub=self.hub,
+            dtype=self.dtype, shard_tokens=self.shard_tokens, hub=self.hub, mix=self.mix,
         )  # fmt: skip
+        assert self.out is not None
         return prepare_data(request, self.out, report, self.threads, self.restart)
 
     def run_in_worker(self) -> Any:

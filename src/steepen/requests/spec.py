@@ -117,7 +117,7 @@ class SpecFields(RunSize):
             found, depth=depth, size_rule=size, recipe=recipe, tokens=tokens, flops=self.flops, rho=self.rho
         )
         validation_tokens = self.validation_tokens or whole_validation_tokens(
-            VALIDATION_TOKENS, len(dataset.tokens("val")), size.context, recipe.batch_tokens
+            VALIDATION_TOKENS, dataset.validation_tokens, size.context, recipe.batch_tokens
         )
         run = RunSpec.from_plan(
             plan.run, data, validation_tokens=validation_tokens, seed=self.seed,

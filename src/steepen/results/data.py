@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from steepen.errors import is_whole
 from steepen.results.result import Result
+from steepen.results.table import Column, columns_of, table_of
 from steepen.results.text import Block, Facts, Lines
 
 if TYPE_CHECKING:
@@ -24,6 +25,17 @@ class SplitRow:
     shards: int
 
 
+@dataclass(frozen=True)
+class MixedRow:
+    """One source of a mixture."""
+
+    source: str
+    weight: Annotated[float, Column("weight", ".4f")]
+    train_share: Annotated[float, Column("of training", ".4f")]
+    train_tokens: int
+    val_tokens: int
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class DataResult(Result):
     """What a prepared directory holds."""
@@ -37,6 +49,18 @@ class DataResult(Result):
         return [
             SplitRow(name, split.documents, split.tokens, sum(one.split == name for one in manifest.shards))
             for name, split in manifest.splits.items()
+        ]
+
+    @property
+    def sources(self) -> list[MixedRow]:
+        """The sources of a mixture."""
+        manifest = self.dataset.manifest
+        total = max(1, manifest.splits["train"].tokens)
+        return [
+            MixedRow(
+                one.name, one.weight, one.tokens["train"] / total, one.tokens["train"], one.tokens["val"]
+            )
+            for one in manifest.sources
         ]
 
     def headline(self) -> str:
@@ -57,6 +81,8 @@ class DataResult(Result):
     def blocks(self, width: int) -> Iterable[Block]:
         """The splits, the source, the tokenizer and the identity."""
         yield self.table()
+        if self.sources:
+            yield table_of(self.sources, [*columns_of(MixedRow).values()])
         found, manifest = self.dataset, self.dataset.manifest
         padded = f"{found.vocabulary:,} ids, {found.padded_vocabulary:,} padded"
         facts = [
@@ -68,6 +94,8 @@ class DataResult(Result):
         if is_whole(requested) and there < requested:
             note = f"the source has {there:,} of the {requested:,} validation tokens requested"
             facts.append(("note", note))
+        if ran_out := manifest.notes.get("ran_out"):
+            facts.append(("note", f"the mixture ends where {ran_out} ran out"))
         yield Facts(facts)
 
 

@@ -70,7 +70,7 @@ def parse_where(text: str, known: Collection[str]) -> Condition:
 
 def is_setting(name: str) -> bool:
     """Whether a field is part of a run's spec or follows from it; the others were measured."""
-    return name not in _MEASURED and not name.startswith(("core", "nll", "loss_at_"))
+    return name not in _MEASURED and not name.startswith(("core", "nll", "loss_at_", "loss."))
 
 
 def check_field(name: str, known: Collection[str], setting: str) -> str:

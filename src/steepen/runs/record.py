@@ -42,6 +42,7 @@ class ValidationScore:
     train_loss: float | None = None  # mean over the steps since the score before
     # Root mean square of the residual stream after prelude, each core pass and coda.
     residual_rms: dict[str, float] = field(default_factory=dict[str, float])
+    by_source: dict[str, float] = field(default_factory=dict[str, float])  # loss on each source of a mixture
 
 
 @dataclass(frozen=True)

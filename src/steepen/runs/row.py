@@ -194,6 +194,8 @@ def _record_fields(record: dict[str, Any]) -> dict[str, Any]:
         "validation_data": record.get("validation_identity"),
         "resumed": record.get("resumed", 0),
     }
+    scores = record.get("validation_scores") or [{}]
+    fields |= {f"loss.{name}": loss for name, loss in (scores[-1].get("by_source") or {}).items()}
     return fields | score_fields(record.get("evaluation") or {})
 
 

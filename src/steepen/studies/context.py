@@ -25,7 +25,6 @@ from steepen.runs.record import RunRecord
 from steepen.runs.spec import UNKNOWN_DATA, DataConfig, RunSpec, whole_validation_tokens
 from steepen.studies.driver.journal import preparing_data
 from steepen.studies.preset import Preset
-from steepen.utils.lock import file_lock
 
 Arms: TypeAlias = Sequence[str | Arm]  # names, or custom arms
 
@@ -263,17 +262,14 @@ def open_data(
                     f"`steepen data prepare {sources[0]} --tokenizer {preset.tokenizer} --out data/corpus`"
                     f"{''.join(f', or {other}' for other in sources[1:])}."
                 )
-            # Two studies of one preset may start together: the second waits, and finds the data prepared.
-            wait = file_lock(folder.parent / f".{folder.name}.lock", wait=True, poll_seconds=0.5)
-            with preparing_data(*study), wait:
-                if not (folder / "manifest.json").is_file():
-                    _prepare(preset, folder)
+            with preparing_data(*study):  # of two studies, the second waits until the first has prepared it
+                _prepare(preset, folder)
     dataset = Dataset.open(folder)
     return folder, DatasetInfo(
         identity=dataset.identity,
         vocabulary=dataset.padded_vocabulary,
         train_tokens=len(dataset.tokens("train")),
-        validation_tokens=len(dataset.tokens("val")),
+        validation_tokens=dataset.validation_tokens,
         real_vocabulary=dataset.vocabulary,
     )
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from steepen.data import BatchLoader, Dataset, Prefetcher, ValidationSet
-from steepen.data.run_tokenizer import save_run_tokenizer
+from steepen.data.tokenizer import write_run_tokenizer
 from steepen.distributed.environment import process_environment
 from steepen.distributed.faults import is_communication_error, stop_all_ranks
 from steepen.distributed.sharded_optimizer import DistributedOptimizer, ShardedOptimizer
@@ -35,7 +35,7 @@ from steepen.errors import Failure, UsageError, failure_of, is_out_of_memory
 from steepen.execution.compile import compile_blocks
 from steepen.execution.select import ExecutionMode, choose_execution_mode
 from steepen.model.growth import grow
-from steepen.model.loss import mean_loss
+from steepen.model.loss import MeanLoss, combined, mean_loss
 from steepen.model.stream_rms import watch_stream
 from steepen.optim.optimizer import Optimizer
 from steepen.recipe.flops import flops_per_token
@@ -143,7 +143,7 @@ def _train(
             if not directory.spec_file.exists():
                 write_json(directory.spec_file, spec.to_dict())
             if not directory.tokenizer_file.exists():
-                save_run_tokenizer(dataset, directory.tokenizer_file)
+                write_run_tokenizer(dataset.tokenizer(), directory.tokenizer_file)
             directory.failure_file.unlink(missing_ok=True)
         if world.monitor is not None:
             world.monitor.on_fault = functools.partial(_write_failure, directory)
@@ -452,14 +452,15 @@ class Trainer:
         self.timer.pause()
         passes = int(self.schedule.eval_passes[max(0, self.step - 1)])
         reduce = self.world.all_reduce_ if self.world.size > 1 else None
+        # Source after source, if the data is a mixture: every window has the text of one.
+        parts: list[MeanLoss] = []
         with watch_stream(self.network, passes) as residual_rms:
-            found = mean_loss(
-                self.network,
-                self._validation_batches(),
-                passes,
-                apart=self.validation.end_of_text,
-                sum_over_ranks=reduce,
-            )
+            for section in self.validation.sections.values():
+                batches, end = self._validation_batches(section), self.validation.end_of_text
+                parts.append(mean_loss(self.network, batches, passes, apart=end, sum_over_ranks=reduce))
+        sections = self.validation.sections
+        found = combined(parts, [last - first for first, last in sections.values()])
+        by_source = {name: part.loss for name, part in zip(sections, parts, strict=True) if name}
         loss = found.loss
         if not math.isfinite(loss):
             raise Diverged(
@@ -475,13 +476,18 @@ class Trainer:
             epoch=epoch,
             train_loss=sum(since) / len(since) if since else None,
             residual_rms=residual_rms,
+            by_source=by_source,
         )
         self.scores.append(score)
         values: dict[str, float] = {"validation_loss": loss, "bits_per_byte": bits, "epoch": epoch}
         values |= {f"residual_rms/{section}": size for section, size in residual_rms.items()}
+        values |= {f"validation_loss/{name}": one for name, one in by_source.items()}
         self.metrics.write(step=self.step, **values)
         self.trackers.log(self.step, values)
-        self.display.print(f"step {self.step:,}: validation loss {loss:.4f}, {bits:.4f} bits per byte.")
+        parts_text = "".join(f", {name} {one:.4f}" for name, one in by_source.items())
+        self.display.print(
+            f"step {self.step:,}: validation loss {loss:.4f}{parts_text}, {bits:.4f} bits per byte."
+        )
 
     def _open_samples(self) -> SampleWriter | None:
         """The writer of samples, on every rank that takes part in them."""
@@ -506,10 +512,10 @@ class Trainer:
         passes = int(self.schedule.eval_passes[max(0, self.step - 1)])
         self.samples.sample(self.step, self.network, passes, self.optimizer)
 
-    def _validation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """This rank's validation batches; a single process obeys a stop signal between them."""
-        world, done = self.world, 0
-        for inputs, targets in self.validation.batches(self.accumulator.micro_batch, world.rank, world.size):
+    def _validation_batches(self, section: tuple[int, int]) -> Iterator[tuple[Tensor, Tensor]]:
+        """This rank's batches of some windows; a single process obeys a stop signal between them."""
+        world, done, rows = self.world, 0, self.accumulator.micro_batch
+        for inputs, targets in self.validation.batches(rows, world.rank, world.size, section):
             if self.stop_signals.signal and world.size == 1:
                 if self.step < self.spec.steps:  # after the last step the final checkpoint exists
                     self._save("regular", wait=True)
@@ -519,7 +525,7 @@ class Trainer:
             yield torch.from_numpy(inputs), torch.from_numpy(targets)
         # With FSDP2 every forward is collective: a rank with fewer batches takes part in the others'.
         if isinstance(self.optimizer, DistributedOptimizer) and self.optimizer.collective_forward:
-            most = math.ceil(math.ceil(self.validation.windows / world.size) / self.accumulator.micro_batch)
+            most = math.ceil(math.ceil((section[1] - section[0]) / world.size) / rows)
             ids = [torch.from_numpy(x).to(self.device) for x in self.validation.rows(0, 1)]
             for _ in range(most - done):
                 self.network(ids[0], ids[1], passes=int(self.schedule.eval_passes[max(0, self.step - 1)]))

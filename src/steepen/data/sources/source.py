@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -43,6 +43,10 @@ class Source:
     description: dict[str, Any]
     size: int
     parts: Sequence[Part]
+
+    def repeated(self, times: int) -> Source:
+        """The source read so many times, one pass after the other."""
+        return replace(self, size=times * self.size, parts=[*self.parts] * times)
 
 
 # A user-defined source: called without arguments, returns its documents or a Source.
