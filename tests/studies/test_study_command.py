@@ -7,7 +7,6 @@ import inspect
 import json
 import random
 import re
-import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 
 import steepen
 from steepen.data.prepare import PrepareRequest, prepare
+from steepen.data.tokenize_source import TokenizationJob
 from steepen.report.serve import StudyPages
 from steepen.requests.app import main
 from steepen.studies.driver.journal import Journal, list_preparing, preparing_data
@@ -166,19 +166,20 @@ def test_a_study_can_be_watched_while_its_data_is_prepared(
 
 
 def test_a_second_study_waits_for_data_that_another_prepares(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from steepen.studies import context
 
     begun = threading.Event()
     prepared: list[Path] = []
+    run = TokenizationJob.run
 
-    def prepare_slowly(preset: object, target: Path) -> None:
-        prepared.append(target)
+    def run_slowly(job: TokenizationJob) -> None:
+        prepared.append(job.directory)
         begun.wait(20)  # until the other study has come to the same place
-        shutil.copytree(folder / "data", target)
+        run(job)
 
-    monkeypatch.setattr(context, "_prepare", prepare_slowly)
+    monkeypatch.setattr(TokenizationJob, "run", run_slowly)
     preset, found = load_preset("tiny"), list[Any]()
 
     def open_it(name: str) -> None:
@@ -193,7 +194,7 @@ def test_a_second_study_waits_for_data_that_another_prepares(
     for one in studies:
         one.join(60)
     assert context_names == ["first", "second"] and len(prepared) == 1
-    assert found[0] == found[1] and found[0][0] == prepared[0]
+    assert found[0] == found[1] and prepared == [found[0][0].with_suffix(".partial")]
 
 
 def test_watch_goes_on_from_the_preparation_to_the_study(
