@@ -24,10 +24,9 @@ import yaml
 
 from steepen.data.sources.hub import REPOSITORIES
 from steepen.data.sources.readers import ReadOptions
-from steepen.errors import SteepenError, UsageError, shorten
+from steepen.errors import SteepenError, UsageError, require, require_positive, shorten
 from steepen.utils.codec import from_builtins
 from steepen.utils.files import read_text
-from steepen.utils.validate import require, require_positive
 from steepen.utils.yaml_io import load_yaml
 
 MAX_SOURCES = 256  # a byte tells which source a validation document is from
