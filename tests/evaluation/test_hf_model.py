@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 from steepen.data import Dataset, Tokenizer
@@ -181,3 +182,14 @@ def test_bad_requests_are_rejected_in_one_sentence(
     assert main(["eval", "--data", "somewhere"]) == 2
     assert "give a run directory and --data, or --hf" in " ".join(capsys.readouterr().err.split())
     assert HuggingFaceModel.passes == 1
+
+
+def test_model_whose_losses_are_not_finite_has_no_scores(
+    folder: Path, dataset: Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = load_file(folder / "model.safetensors")
+    for value in weights.values():
+        value.fill_(float("nan"))
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert main(["eval", "--hf", str(folder), "--data", str(dataset.directory), "--device", "cpu"]) == 1
+    assert "losses that are not finite numbers" in capsys.readouterr().err

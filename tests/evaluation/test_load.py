@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from steepen.data import Dataset, Tokenizer, ValidationSet
 from steepen.data.prepare import PrepareRequest, prepare
@@ -22,6 +24,9 @@ from steepen.evaluation.evaluate_run import evaluate
 from steepen.evaluation.load import load
 from steepen.evaluation.score_options import ScoreOptions
 from steepen.evaluation.validation_loss import validate
+from steepen.requests.app import main
+from steepen.utils.files import sha256_of_file
+from steepen.utils.json_io import with_checksum, write_json
 
 
 def test_run_directory_gives_the_network_of_the_record(trained: Path, dataset: Dataset) -> None:
@@ -103,3 +108,38 @@ def test_evaluate_in_python_gives_scores_and_joins_them(
     assert found.in_record and found.saved == copy.resolve() / "record.json" and not found.notes
     record = load(copy, device="cpu").record
     assert record is not None and record.evaluation["test_time_passes"]["passes"] == [1, 2]
+
+
+def with_weights(trained: Path, target: Path, value: float) -> Path:
+    """A copy of a run with this value in its last checkpoint's head, and the checksums of that."""
+    copy = Path(shutil.copytree(trained, target / trained.name))
+    checkpoint = sorted((copy / "checkpoints").iterdir())[-1]
+    file = checkpoint / "state.safetensors"
+    tensors = load_file(file)
+    tensors["model//head"][3:] = value
+    save_file(tensors, file)
+    facts = json.loads((checkpoint / "checkpoint.json").read_text())
+    facts["files"] = {file.name: sha256_of_file(file)}
+    write_json(checkpoint / "checkpoint.json", with_checksum(facts))
+    return copy
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
+def test_weights_that_are_not_finite_have_no_scores_text_or_export(
+    value: float, trained: Path, dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(with_weights(trained, tmp_path, value))
+    words = ["--device", "cpu"]
+    commands = [["eval", run, "--data", str(dataset.directory), *words]]
+    if not math.isfinite(value):
+        commands += [
+            [*commands[0], "--kl-depth"],
+            ["generate", run, "--prompt", "the", "--max-tokens", "2", *words],
+            ["export", run, str(tmp_path / "export")],
+        ]
+    for command in commands:
+        assert main(command) == 1, command
+        said = capsys.readouterr().err
+        expected = "validation loss of" if math.isfinite(value) else "weights that are not finite numbers"
+        assert expected in said and "Traceback" not in said
+    assert not (tmp_path / "export").exists()

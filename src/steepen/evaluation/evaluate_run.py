@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steepen.errors import UsageError
+from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.load import LoadedRun, RunCheckpoint, find_checkpoint, load
 from steepen.evaluation.published_scores import (
     PUBLISHED_DATA,
@@ -183,9 +184,12 @@ def measure(
     if dataset.identity == spec.data.identity:
         scores["tokenizer"] = dataset.manifest.tokenizer.sha256
     with stage_progress(quiet) as progress:
-        scores["validation"] = validate(
+        found = validate(
             network, validation, passes, progress=lambda done, total: progress("validation", done, total)
-        ).to_dict()
+        )
+        if not math.isfinite(found.loss):
+            raise SteepenError(f"the validation loss of {run.checkpoint.checkpoint.path} is {found.loss}.")
+        scores["validation"] = found.to_dict()
         if options.kl_depth:
             depth_tokens = options.kl_depth_tokens or DEPTH_TOKENS
             subset = ValidationSet(dataset, context, max(context, min(depth_tokens, available)))

@@ -176,6 +176,8 @@ def load_network(checkpoint: RunCheckpoint, device: torch.device, precision: str
             copy_weights(network, {name: reader.read("model", name) for name in reader.names("model")})
     except CorruptCheckpoint as error:
         raise SteepenError(f"{error} Use another checkpoint.") from error
+    if not all(weight.isfinite().all() for weight in network.parameters()):
+        raise SteepenError(f"{path} has weights that are not finite numbers. Use another checkpoint.")
     # Weights cast once give the same results as weights cast at every use, and are faster.
     return network.to(torch.bfloat16) if precision == "bf16" else network
 

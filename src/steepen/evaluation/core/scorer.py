@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from steepen.errors import SteepenError
 from steepen.evaluation.core.prefix_tree import Batch, split_batch
 from steepen.model.network import Network, TokenLayout
 
@@ -106,6 +107,8 @@ class Scorer:
                 collect()
         while pending:
             collect()
+        if not np.isfinite(loss).all():
+            raise SteepenError("the model gives losses that are not finite numbers: it has no scores.")
         return SpanScores(loss, count, hits == count)
 
     def _forward(self, batch: Batch) -> list[tuple[Batch, Tensor, Tensor]]:
