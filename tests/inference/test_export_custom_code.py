@@ -185,3 +185,18 @@ def test_code_that_needs_more_of_steepen_is_rejected(lab: Path) -> None:
     importlib.invalidate_caches()
     with pytest.raises(UsageError, match=r"uses Shape of steepen\.model\.shape, which an export does not"):
         source_files(["travel_more:Block"])
+
+
+@pytest.mark.parametrize(
+    "statements",
+    ["TABLE = {}\nTABLE[1] = 2", "TABLE = {}\nfor i in range(3):\n    TABLE[i] = i", "TABLE = 1\nTABLE = 2",
+     "TABLE = []\nTABLE.append(1)", "TABLE = 1\nTABLE += 1"],
+)  # fmt: skip
+def test_constant_that_is_changed_on_import_is_rejected(statements: str, lab: Path) -> None:
+    (lab / "travel_changed.py").write_text(
+        f"from steepen.model.block import TransformerBlock\n{statements}\n\n"
+        "class Block(TransformerBlock):\n    def mlp(self, x):\n        return x * TABLE\n"
+    )
+    importlib.invalidate_caches()
+    with pytest.raises(UsageError, match="changes or uses TABLE when the module is imported"):
+        source_files(["travel_changed:Block"])

@@ -31,6 +31,7 @@ BLOCKS = [
     "loop-2+experts=4+shared_experts=1",
     "untied-2+streams=3",
     "vanilla+parallel=true+activation=relu2",
+    "vanilla+parallel=true+activation=relu2",
 ]
 
 

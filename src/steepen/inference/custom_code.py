@@ -26,6 +26,8 @@ def source_files(names: Iterable[str]) -> dict[str, str]:
     for name in names:
         module, _, attribute = name.partition(":")
         collector.need(module, attribute.partition(".")[0])
+    for module in collector.modules.values():
+        module.check()
     return {f"{file_stem(name)}.py": module.source(collector) for name, module in collector.modules.items()}
 
 
@@ -111,6 +113,7 @@ class _Module:
         package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
         self.name, self.needed, self.lines = name, set[str](), text.splitlines()
         self.defined: dict[str, ast.stmt] = {}
+        self.changing: list[ast.stmt] = []  # statements that define nothing, or define it again
         self.imported: dict[str, tuple[str, str | None]] = {}  # name → module, and its attribute if it is one
         for statement in _flattened(ast.parse(text).body):
             if isinstance(statement, ast.Import):
@@ -123,8 +126,20 @@ class _Module:
                 for alias in statement.names:
                     bound = alias.asname or alias.name
                     self.defined[bound], self.imported[bound] = statement, (source, alias.name)
+            elif names := _bound_names(statement):
+                self.changing += [statement] * any(name in self.defined for name in names)
+                self.defined |= dict.fromkeys(names, statement)
             else:
-                self.defined |= dict.fromkeys(_bound_names(statement), statement)
+                self.changing.append(statement)
+
+    def check(self) -> None:
+        """Raise if a needed name is changed after its definition, by a statement that does not travel."""
+        for statement in self.changing:
+            for name in sorted(_used_names(statement) & self.needed):
+                raise UsageError(
+                    f"{self.name}, line {statement.lineno}, changes or uses {name} when the module is "
+                    "imported, which does not travel with an export: define it by one statement."
+                )
 
     @property
     def modules_named(self) -> dict[str, str]:
@@ -160,20 +175,24 @@ class _Module:
 
 
 def _flattened(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Top-level statements; imports for type checkers only are left out."""
+    """Top-level statements, without those for type checkers or for a script only."""
     for statement in statements:
-        if not (isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test)):
+        only = ast.unparse(statement.test) if isinstance(statement, ast.If) else ""
+        if "TYPE_CHECKING" not in only and "__name__" not in only:
             yield statement
 
 
 def _bound_names(statement: ast.stmt) -> list[str]:
+    """Names that a definition or a plain assignment binds; [] for any other statement."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return [statement.name]
-    return [
-        node.id
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    ]
+    if isinstance(statement, ast.AnnAssign):
+        targets: list[ast.expr] = [statement.target] if statement.value is not None else []
+    else:
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+    flat = [one for target in targets for one in getattr(target, "elts", [target])]
+    names = [one.id for one in flat if isinstance(one, ast.Name)]
+    return names if len(names) == len(flat) else []
 
 
 def _evaluated(statement: ast.AST) -> Iterator[ast.AST]:
