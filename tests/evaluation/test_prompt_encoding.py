@@ -14,8 +14,13 @@ from hypothesis import strategies as st
 from steepen.data import Tokenizer
 from steepen.evaluation.core.bundle import BadBundle, Bundle, Item, Task
 from steepen.evaluation.core.conventions import AUTHORS, NANOCHAT, Convention
-from steepen.evaluation.core.prompt_encoding import Example, TaskEncoder, common_prefix
-from steepen.evaluation.core.prompts import draw_shots, shuffled
+from steepen.evaluation.core.prompt_encoding import (
+    Example,
+    TaskEncoder,
+    common_prefix,
+    draw_shots,
+    shuffled,
+)
 
 GPT2 = Tokenizer.gpt2()
 OTHER = replace(GPT2, pattern=GPT2.pattern + "|(?!)")  # the same cuts, under a pattern not known to hold

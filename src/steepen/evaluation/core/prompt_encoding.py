@@ -1,4 +1,4 @@
-"""Encode prompts from cached segments, with the same ids as encoding each prompt as one text.
+"""The few-shot prompts of a task, encoded from cached segments with the ids of encoding each as one text.
 
 Under GPT-2's splitting pattern no token spans a visible character and a following blank, nor a line break and
 a following visible character, so a text can be cut there and its segments encoded separately. An item occurs
@@ -9,6 +9,7 @@ be exact, the whole prompt is encoded.
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,10 +21,33 @@ import numpy.typing as npt
 from steepen.data.tokenizer import SPLIT_PATTERN
 from steepen.evaluation.core.bundle import BadBundle, Item, Task
 from steepen.evaluation.core.conventions import AUTHORS, Convention
-from steepen.evaluation.core.prompts import DEMONSTRATION_SEPARATOR, demonstration, draw_shots, shuffled
 
 Ids = npt.NDArray[np.int32]
+ORDER_SEED = 1337  # shuffles the examples of every task, in both conventions
+DEMONSTRATION_SEPARATOR = "\n\n"  # after each demonstration
 BLANKS = (" ", "\n", "\t", "\r")  # white space both to Python and to the pattern
+
+
+def shuffled(task: Task) -> tuple[Item, ...]:
+    """The task's items in a fixed shuffled order; a subset is the first n of them."""
+    items = list(task.items)
+    random.Random(ORDER_SEED).shuffle(items)
+    return tuple(items)
+
+
+def draw_shots(count: int, index: int, shots: int, seed: int) -> list[int]:
+    """Indices (in shuffled order) of the demonstrations for the example at `index`, itself excluded.
+
+    They are drawn from the whole task even if only a subset is evaluated, by a generator seeded seed + index.
+    """
+    drawn = random.Random(seed + index).sample(range(count - 1), shots)
+    return [other + (other >= index) for other in drawn]
+
+
+def demonstration(task: Task, item: Item) -> str:
+    """The text of a demonstration: context, delimiter and right answer."""
+    context, answer = item.candidate(item.gold)
+    return context + task.delimiter + answer
 
 
 class TextEncoder(Protocol):
