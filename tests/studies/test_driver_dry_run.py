@@ -11,11 +11,13 @@ import pytest
 
 import steepen
 from steepen.errors import UsageError
-from steepen.launch.cost_estimate import ASSUMED_CPU_FLOPS, GpusPerRun, Speed
+from steepen.launch.cost_estimate import ASSUMED_CPU_FLOPS, GpusPerRun, Speed, makespan
+from steepen.requests.app import main
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunStore
 from steepen.studies.driver.drive import drive
 from steepen.studies.driver.dry_run import dry_run, simulate_study
+from steepen.studies.preset import load_preset
 
 Spec = Callable[..., RunSpec]
 
@@ -118,3 +120,35 @@ def test_a_dry_run_says_what_is_varied_among_runs_of_one_arm_and_size(
     timed = [row.varied for row in steepen.dry_run_study("growth-timing").rows if row.arm == "loop-grow"]
     assert timed and all("growth at" in words for words in timed)
     assert not any(row.varied for row in steepen.dry_run_study("ladder").rows)
+
+
+def test_runs_share_the_gpus_that_are_named() -> None:
+    assert makespan([4.0, 3.0, 2.0, 1.0], 2) == 5.0
+    assert makespan([4.0, 3.0, 2.0], 3, [8, 4, 4], 8) == 4.0 + 3.0
+    assert makespan([4.0, 3.0, 2.0], 3, [1, 1, 1], 8) == 4.0
+    assert makespan([], 2) == 0.0
+
+
+def test_named_gpus_bound_what_a_dry_run_expects(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["study", "ladder", "--preset", "paper", "--arms", "vanilla,untied-grow", "--dry-run",
+             "--gpus-per-run", "auto", "--json", "--gpu"]  # fmt: skip
+    found = {}
+    for gpu in ("h100", "8xh100", "2xh100"):
+        assert main([*words, gpu]) == 0
+        found[gpu] = json.loads(capsys.readouterr().out)
+    assert max(run["gpus"] for run in found["h100"]["runs"]) == 8
+    assert max(run["gpus"] for run in found["2xh100"]["runs"]) == 2
+    for gpu, count in (("8xh100", 8), ("2xh100", 2)):
+        hours = found[gpu]["gpu_seconds"] / count
+        assert hours <= found[gpu]["seconds"] < 2.2 * hours, "no more GPUs at a time than were named"
+    assert main(["study", "ladder", "--preset", "paper", "--dry-run", "--gpu", "2xh100",
+                 "--gpus-per-run", "4"]) == 2  # fmt: skip
+    assert "is more than --gpu 2xh100 has" in " ".join(capsys.readouterr().err.split())
+
+
+def test_preset_with_other_fields() -> None:
+    assert load_preset("tiny+context=128").context == 128
+    assert load_preset("tiny+context=128").name == "tiny+context=128"
+    assert load_preset("tiny+seeds=[0, 1]").seeds == (0, 1)
+    with pytest.raises(UsageError, match="no field 'contxt'"):
+        load_preset("tiny+contxt=1")

@@ -8,9 +8,11 @@ import re
 from dataclasses import replace
 from typing import get_args
 
+import numpy as np
 import pytest
 
 from steepen.errors import SteepenError, UsageError
+from steepen.laws.fits.drift import fit_growth_fraction
 from steepen.model.arms import find_arm
 from steepen.recipe.flops import FlopCount
 from steepen.recipe.paper_tables import BASE, INITIAL
@@ -22,6 +24,7 @@ from steepen.studies.context import StudyContext, starting_arm
 from steepen.studies.preset import PRESETS_DIRECTORY, load_preset
 from steepen.studies.stages.chain_tuning import candidates, chain_tuning, replay_chain
 from steepen.studies.stages.fit_recipe import fit_recipe
+from steepen.studies.stages.growth_fraction import _sentence as growth_sentence
 from steepen.studies.stages.growth_fraction import growth_fraction
 from steepen.studies.stages.lr_rule import lr_rule
 from steepen.studies.stages.tpp import tpp
@@ -208,6 +211,17 @@ def test_tpp_gives_every_size_the_same_compute(paper: StudyContext) -> None:
     assert max(first) / min(first) < 1.003
     assert [spec.shape.depth for spec in driver.batches[0][:5]] == [6, 7, 8, 9, 10]
     assert len(driver.specs) == 25
+
+
+def test_growth_fraction_of_unbounded_optima_is_said_to_be_unsure() -> None:
+    rho = np.tile([0.2, 0.4, 0.6, 0.8], 2)
+    sharp = 3.0 + 0.5 * (rho - 0.4) ** 2
+    noise = 0.02 * np.array([-1, 3, -3, 1, 1, -3, 3, -1])  # no parabola
+    budget = np.repeat([1e18, 1e19], 4)
+    sure = growth_sentence("arm", fit_growth_fraction(budget, rho, sharp + 1e-6 * noise))
+    assert "missing it by 0.1 costs at most" in sure
+    found = fit_growth_fraction(budget, rho, 3.0 + 0.01 * (rho - 0.5) ** 2 + 0.01 * noise)
+    assert "no bounded interval" in growth_sentence("arm", found)
 
 
 @pytest.mark.parametrize(("best", "adopted"), [(0.544, 0.5), (0.27, 0.3), (0.17, 0.2)])

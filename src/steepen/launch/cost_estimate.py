@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import heapq
 import math
 import platform
 import statistics
@@ -39,6 +40,7 @@ class GpusPerRun:
     count: int | Literal["auto"] = 1
     gpu: Accelerator | None = None  # whose memory and speed `auto` assumes; None: an H100
     shard: Shard = "optimizer"  # what several GPUs divide among them
+    available: int = MAX_GPUS  # that there are for all runs together
 
     @property
     def single(self) -> bool:
@@ -54,11 +56,11 @@ class GpusPerRun:
                     "sequences cannot be divided evenly."
                 )
             return self.count
-        return _fewest(spec, self.gpu or find_accelerator("h100"), self.shard)
+        return _fewest(spec, self.gpu or find_accelerator("h100"), self.shard, self.available)
 
 
 @functools.lru_cache(maxsize=4096)  # asked again whenever a launcher or its display looks at what waits
-def _fewest(spec: RunSpec, gpu: Accelerator, shard: Shard) -> int:
+def _fewest(spec: RunSpec, gpu: Accelerator, shard: Shard, available: int) -> int:
     """The fewest GPUs on which a run fits in memory and time."""
     planned = PlannedRun(
         spec.arm, spec.shape, spec.schedule, None, spec.hyperparameters, spec.batch_tokens, spec.steps
@@ -66,7 +68,7 @@ def _fewest(spec: RunSpec, gpu: Accelerator, shard: Shard) -> int:
     for recompute in (False, True):  # more GPUs cost less than computing blocks again in the backward
         how: dict[str, Any] = {"shard": shard, "optimizer": spec.optimizer, "options": spec.options}
         gpus, fits = 1, 0
-        while gpus <= min(MAX_GPUS, spec.batch_sequences) and spec.batch_sequences % gpus == 0:
+        while gpus <= min(available, spec.batch_sequences) and spec.batch_sequences % gpus == 0:
             if largest_micro_batch(planned, gpus, gpu, recompute=recompute, **how) >= 1:
                 fits = gpus
                 if expected_flops(spec) / (gpus * gpu.peak_flops * MFU) <= 3600 * MAX_HOURS:
@@ -219,13 +221,22 @@ def local_hardware_name() -> str:
     return found[0][1] if found else platform.node()
 
 
-def makespan(seconds: Sequence[float], slots: int) -> float:
-    """Seconds until a queue of runs is done on `slots` slots, started in order."""
-    ends = [0.0] * max(1, slots)
-    for duration in seconds:
-        first = min(range(len(ends)), key=ends.__getitem__)
-        ends[first] += duration
-    return max(ends)
+def makespan(
+    seconds: Sequence[float], slots: int, gpus: Sequence[int] = (), available: int | None = None
+) -> float:
+    """Seconds until a queue of runs is done, `slots` at a time, started in order.
+
+    Where `available` GPUs are named, each run waits until as many as it needs (`gpus`) are free.
+    """
+    running: list[tuple[float, int]] = []  # ends and GPUs
+    now, free = 0.0, available or 0
+    for duration, need in zip(seconds, gpus or [0] * len(seconds), strict=True):
+        while len(running) >= max(1, slots) or (available and running and free < need):
+            now, back = heapq.heappop(running)
+            free += back
+        heapq.heappush(running, (now + duration, need))
+        free -= need
+    return max((end for end, _ in running), default=0.0)
 
 
 MAX_FLOPS = 1e40

@@ -9,6 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from steepen.errors import UsageError
 from steepen.training.train_options import EXECUTION, DeviceField, ShardField, Steps, TrackField
 from steepen.utils.codec import Option, Range
 
@@ -93,7 +94,11 @@ class Launching(UsesLauncher):
     ] = None
     gpu: Annotated[
         str | None,
-        Option("Estimate time for this GPU (a100, h100, …) instead of from finished runs.", COST),
+        Option(
+            "Estimate time for this GPU (a100, h100, …) instead of from finished runs; 8xh100: for eight, "
+            "which the runs share.",
+            COST,
+        ),
     ] = None
     mfu: Annotated[
         float | None, Range(1e-6, 1), Option("Estimate time for this fraction of the GPU's peak (0.4).", COST)
@@ -108,6 +113,12 @@ class Launching(UsesLauncher):
         from steepen.runs.store import RunStore
 
         return RunStore(self.runs)
+
+    @property
+    def named_gpus(self) -> tuple[int | None, str | None]:
+        """How many GPUs `gpu` names, where it does (8xh100), and which."""
+        count, times, model = (self.gpu or "").partition("x")
+        return (int(count), model) if times and count.isdecimal() and int(count) else (None, self.gpu)
 
     @property
     def on_this_machine(self) -> bool:
@@ -138,11 +149,14 @@ class Launching(UsesLauncher):
 
     def gpus(self) -> GpusPerRun:
         """GPUs of each run; raises UsageError for an unknown GPU."""
-        from steepen.launch.cost_estimate import GpusPerRun
+        from steepen.launch.cost_estimate import MAX_GPUS, GpusPerRun
         from steepen.recipe.hardware import find_accelerator
 
-        found = None if self.gpu is None else find_accelerator(self.gpu)
-        return GpusPerRun(self.gpus_per_run, found, self.shard)
+        count, model = self.named_gpus
+        found = None if model is None else find_accelerator(model)
+        if count is not None and self.gpus_per_run != "auto" and self.gpus_per_run > count:
+            raise UsageError(f"`gpus_per_run` = {self.gpus_per_run} is more than `gpu` {self.gpu} has.")
+        return GpusPerRun(self.gpus_per_run, found, self.shard, count or MAX_GPUS)
 
     def make_launcher(self, data: Path) -> Launcher:
         """The launcher; raises UsageError for an unknown name or option.
@@ -168,7 +182,7 @@ class Launching(UsesLauncher):
         return Speed.from_records(
             () if self._speed_is_given else self.store.records(),
             device=hardware,
-            gpu=self.gpu,
+            gpu=self.named_gpus[1],
             mfu=self.mfu,
             gpus_per_run=self.gpus(),
         )

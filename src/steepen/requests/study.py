@@ -47,7 +47,12 @@ class StudyRequest(Launching, Request[Any]):
     first_panel = PANEL
 
     preset: Annotated[
-        Any, Option("tiny, mini, paper, or a custom YAML file.", EVERY, python="Also a Preset.")
+        Any,
+        Option(
+            "tiny, mini, paper, or a custom YAML file; with other fields: tiny+context=128.",
+            EVERY,
+            python="Also a Preset.",
+        ),
     ] = "tiny"
     _: KW_ONLY
     recipe: Annotated[
@@ -249,12 +254,13 @@ class StudyRequest(Launching, Request[Any]):
 
         # On a named GPU the cores of this machine say nothing about how many runs there are at a time.
         launcher = self.make_launcher(folder)  # rejects a wrong one
-        slots = self.jobs or 1 if self.gpu and self.on_this_machine else launcher.slots
+        named, _ = self.named_gpus
+        slots = self.jobs or named or 1 if self.gpu and self.on_this_machine else launcher.slots
         return dry_run(
             lambda: self.entry.start(context, self.given), self.store, self.speed(), slots,
             stand_ins=SIMULATED_RECORDS if self.entry.adaptive else (),
             accept_diverged=self.entry.accept_diverged, dollars_per_hour=self.dollars_per_hour,
-            on_cpu=self.estimated_on_cpu(),
+            on_cpu=self.estimated_on_cpu(), available=named,
         )  # fmt: skip
 
 

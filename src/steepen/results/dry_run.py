@@ -46,6 +46,7 @@ class DryRun(Result):
     later_gpu_seconds: float = 0.0
     data_known: bool = True  # False: runs will have other names, as the data is part of a run's hash
     on_cpu: bool = field(default=False, metadata={"transient": True})  # times are of CPUs of this machine
+    available: int | None = None  # GPUs that were named, which the runs share
 
     @property
     def rows(self) -> tuple[DryRunRow, ...]:
@@ -74,8 +75,14 @@ class DryRun(Result):
 
     @property
     def seconds(self) -> float:
-        """Seconds from start to end, with `slots` runs at a time."""
-        return makespan([run.seconds for run in self.runs], self.slots)
+        """Seconds from start to end, with `slots` runs at a time, on the GPUs that were named."""
+        gpus = [run.gpus for run in self.runs]
+        return makespan([run.seconds for run in self.runs], self.slots, gpus, self.available)
+
+    @property
+    def most_gpus(self) -> int:
+        """GPUs that are in use at most, where none were named."""
+        return sum(sorted((run.gpus for run in self.runs), reverse=True)[: self.slots])
 
     @property
     def dollars(self) -> float | None:
@@ -123,11 +130,18 @@ class DryRun(Result):
             yield Lines(f"Nothing is left to run ({done}): the study has its answer.")
             return
         yield self.table()
-        slots = "one" if self.slots == 1 else str(self.slots)
+        several = any(run.gpus > 1 for run in self.runs)
+        work = f"{format_duration(self.machine_seconds)} of machine time"
+        if several or self.available:
+            work = f"{self.gpu_seconds / 3600:,.3g} GPU-hours"
+        how = f"with {'one' if self.slots == 1 else self.slots} at a time"
+        if self.available:
+            how = f"on {self.available} GPUs"
+        elif several:
+            how += f" on up to {self.most_gpus} GPUs"
         yield Lines(
-            f"{_runs(len(self.runs))} to make ({done}): {self.flops:.3g} FLOPs, "
-            f"{format_duration(self.machine_seconds)} of machine time, "
-            f"{format_duration(self.seconds)} with {slots} at a time ({self.speed})."
+            f"{_runs(len(self.runs))} to make ({done}): {self.flops:.3g} FLOPs, {work}, "
+            f"{format_duration(self.seconds)} {how} ({self.speed})."
         )
         if not self.data_known:
             yield Lines("Runs have no names (hashes) yet: the data is part of them and is not prepared.")

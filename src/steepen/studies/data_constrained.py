@@ -28,6 +28,7 @@ from steepen.studies.context import StudyContext
 from steepen.studies.design import pass_families as families
 from steepen.studies.registry import choose_parts
 from steepen.studies.sweeps import Optima, find_optima
+from steepen.utils.formatting import compute_factor
 from steepen.utils.rows import Rows
 
 REGIMES = "Passes under repetition of the data"
@@ -97,6 +98,10 @@ def data_constrained(context: StudyContext, *, parts: Sequence[str] = ()) -> Stu
     # A group is a grid: a column for each family, its three panels from top to bottom.
     for own in columns.values():
         draft.panels += [replace(one, columns=len(own)) for row in zip(*own, strict=True) for one in row]
+    draft.warnings.append(
+        "every point is one run: the noise of seeds is not measured, and differences below it do not tell "
+        "which number of passes is best"
+    )
     draft.method += [
         f"Every run sees about {context.preset.base_tokens:,} tokens; the repeated pools are that many "
         "divided by their epochs. Base recipe, constant over sizes, weight decay apart.",
@@ -271,19 +276,20 @@ def _compare(draft: Draft, context: StudyContext, tuned: Cells, fixed: Cells) ->
         "retuned."
         if ratio is None
         else f"Adding passes at d{ratio[0]} with decay {decay:g} reaches the best loss of adding "
-        f"parameters (one pass, decay retuned at every size) with {_cost(ratio[1])}."
+        f"parameters (one pass, decay retuned at every size) with {compute_factor(ratio[1])}."
     ]
     if frontier is not None:
         ends = [_frontier_factor(tuned, fixed, change) for change in (-noise, noise)]
-        known = " and ".join(_cost(end) for end in ends if end is not None)
+        known = " and ".join(compute_factor(end) for end in ends if end is not None)
         found.append(
             f"The lower convex envelope of all runs at decay {decay:g} reaches that loss with "
-            f"{_cost(frontier)}; were it {noise:g} nats lower or higher, with {known}."
+            f"{compute_factor(frontier)}; were it {noise:g} nats lower or higher, with {known}."
         )
     if retuned is not None and lowered is not None:
         found.append(
             f"With decay retuned at every size for the passes too, d{retuned[0]} reaches it with "
-            f"{_cost(retuned[1])}; retuning lowers the frontier of all passes by at most {lowered:.3f} nats."
+            f"{compute_factor(retuned[1])}; retuning lowers the frontier of all passes by at most"
+            f" {lowered:.3f} nats."
         )
     draft.findings[:0] = found
     draft.values["decay"] |= {
@@ -398,17 +404,13 @@ def _compute_use_panel(tuned: Cells, fixed: Cells, decay: float) -> Panel:
             series.append(plot.line(f"more passes, {variant}", *_frontier(runs), style=by_passes))
     best, factor = _best_one_pass(tuned), _frontier_factor(tuned, fixed)
     if best is not None and factor is not None:
-        label = f"{_cost(factor)} for the best loss of more parameters"
+        label = f"{compute_factor(factor)} for the best loss of more parameters"
         ends = (best["flops"] / factor, best["flops"])
         series.append(plot.line(label, ends, (best.loss, best.loss), role="control"))
     return Panel(
         "compute spent on parameters or on passes", Axis("compute (FLOPs)", "log"), Axis("validation loss"),
         tuple(series), caption="More passes: the lower convex envelope of all depths and numbers of passes.",
     )  # fmt: skip
-
-
-def _cost(factor: float) -> str:
-    return f"{factor:.2f}× less compute" if factor >= 1 else f"{1 / factor:.2f}× the compute"
 
 
 def _best_one_pass(tuned: Cells) -> Cell | None:

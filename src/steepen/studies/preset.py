@@ -375,14 +375,17 @@ def preset_names() -> list[str]:
 
 
 def load_preset(name: str) -> Preset:
-    """A preset by name, or from a custom YAML file."""
-    path = PRESETS_DIRECTORY / f"{name}.yaml" if name in preset_names() else Path(name)
+    """A preset by name, or from a custom YAML file; with changed fields: `mini+context=1024`."""
+    base, *changes = [name] if Path(name).is_file() else name.split("+")
+    path = PRESETS_DIRECTORY / f"{base}.yaml" if base in preset_names() else Path(base)
     if not path.is_file():
-        raise UsageError(f"there is no preset {name!r}; use {', '.join(preset_names())}, or a YAML file.")
+        raise UsageError(f"there is no preset {base!r}; use {', '.join(preset_names())}, or a YAML file.")
+    fields: dict[str, Any] = {"name": "+".join([path.stem, *changes])}
     try:
         value: Any = load_yaml(read_text(path))
+        changed = {key: load_yaml(text) for key, _, text in (one.partition("=") for one in changes)}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"the preset {path} could not be read: {str(error).splitlines()[0]}.") from error
     if isinstance(value, dict):
-        value = {"name": path.stem, **value}
+        value = {**value, **fields, **changed} if changes else {**fields, **value}
     return from_builtins(Preset, value, f"preset {path.stem}")

@@ -88,6 +88,7 @@ def dry_run(
     accept_diverged: bool = False,
     dollars_per_hour: float | None = None,
     on_cpu: bool = False,
+    available: int | None = None,
 ) -> DryRun:
     """The runs that a study would make next, with FLOPs, time and cost; starts and writes nothing.
 
@@ -109,7 +110,7 @@ def dry_run(
         len(found.finished), found.complete, tuple(_row(spec, store, speed, varied) for spec in specs),
         slots, speed.source(specs), dollars_per_hour, len(later), sum(map(expected_flops, later)),
         sum(speed.seconds(spec) * speed.gpus(spec) for spec in later),
-        all(spec.data.identity != UNKNOWN_DATA for spec in specs), on_cpu,
+        all(spec.data.identity != UNKNOWN_DATA for spec in specs), on_cpu, available,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from steepen.laws.fits.drift import fit_growth_fraction
@@ -86,8 +87,11 @@ def _sentence(name: str, fit: IsoflopFit) -> str:
             f"{name}: no anchor's optimum lies inside the sweep, so no growth fraction is adopted; widen it."
         )
     cost = max(vertex.curvature / 2 * 0.1**2 for vertex in inside)
+    said = f"missing it by 0.1 costs at most {cost:.4f} in loss"
+    unsure = sum(vertex.interval is None or not all(map(math.isfinite, vertex.interval)) for vertex in inside)
+    if unsure:
+        said = f"{unsure} of these optima have no bounded interval, so other fractions may be as good"
     return (
         f"{name}: ρ = {adopted(fit):g} of the tokens after growth (mean optimum "
-        f"{mean_with_error(fit, 3)} over {len(inside)} of {len(fit.vertices)} anchors); missing it by 0.1 "
-        f"costs at most {cost:.4f} in loss."
+        f"{mean_with_error(fit, 3)} over {len(inside)} of {len(fit.vertices)} anchors); {said}."
     )
