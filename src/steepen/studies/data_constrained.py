@@ -22,7 +22,7 @@ from steepen.model.arm import Arm
 from steepen.model.arms import family_arm, find_arm
 from steepen.runs.spec import DataConfig
 from steepen.studies import plotting as plot
-from steepen.studies.answer import Axis, Draft, Panel, Series, Study, Table
+from steepen.studies.answer import Axis, Draft, Panel, Series, Study
 from steepen.studies.cells import Cell, Cells, Plan, measure, table
 from steepen.studies.context import StudyContext
 from steepen.studies.design import pass_families as families
@@ -240,7 +240,9 @@ def _grid(
     _add_family(draft, columns, Family(title, "tuned decay", REGIMES, short, tuned), grid.budgets)
     # Through the five lowest: over the whole grid (the paper's: a factor of 32) loss is no parabola.
     optima = find_optima(cells, ("depth", "passes"), "decay", nearest=5)
-    draft.tables.insert(0, _decay_table(optima))
+    named = {"depth": "depth", "passes": "passes", "weight decay": "x", "inside": "interior", "loss": "loss"}
+    caption = "Vertices of parabolas of log loss against log weight decay; not inside: the best measured."
+    draft.tables.insert(0, table("Best weight decay by depth and passes", optima, caption, named))
     fixed = cells.where(decay=grid.decay)
     main = (
         families.slice_panel(f"at matched compute, decay {grid.decay:g}", slices[grid.decay]),
@@ -298,14 +300,6 @@ def _compare(draft: Draft, context: StudyContext, tuned: Cells, fixed: Cells) ->
         "retuned_loops_against_size": retuned and {"depth": retuned[0], "factor": retuned[1]},
         "retuning_lowers_frontier_by": lowered,
     }
-
-
-def _decay_table(optima: Optima) -> Table:
-    return table(
-        "Best weight decay by depth and passes", optima,
-        "Vertices of parabolas of log loss against log weight decay; not inside: the best measured.",
-        {"depth": "depth", "passes": "passes", "weight decay": "x", "inside": "interior", "loss": "loss"},
-    )  # fmt: skip
 
 
 def _decay_panel(optima: Optima) -> Panel:

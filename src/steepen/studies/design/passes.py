@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -195,9 +194,6 @@ def _law_panels(family: str, optima: Optima, laws: dict[str, PowerLawFit]) -> li
     return panels
 
 
-Drifts = Mapping[tuple[str, str], Drift]  # by family and hyperparameter
-
-
 def _hyperparameters(context: StudyContext) -> Work[Draft]:
     """Figure "Hyperparameter sensitivity to stored depth and recurrence" (b).
 
@@ -218,36 +214,40 @@ def _hyperparameters(context: StudyContext) -> Work[Draft]:
     axes = {"passes": sorted(grid.transfer_passes), "name": grid.transferred}
     multiples = sorted(context.preset.grids.lr_rule.multiples)
     cells = yield from measure(context, plan_grid(plan, family=FAMILIES, **axes, multiple=multiples))
-    keys = product(FAMILIES, grid.transferred)
-    sweeps = {(family, name): cells.where(family=family, name=name) for family, name in keys}
-    drifts = {key: drift for key, own in sweeps.items() if (drift := fit_drift_over(own, "passes"))}
-    tokens = {family: cells.where(family=family)[0].spec.tokens for family in FAMILIES}
+    draft, rows = Draft(runs=cells.column("run")), list[dict[str, Any]]()
+    for family in FAMILIES:
+        own = cells.where(family=family)
+        swept = {name: own.where(name=name) for name in grid.transferred}
+        drifts = {name: drift for name, of in swept.items() if (drift := fit_drift_over(of, "passes"))}
+        laws = {name: law_values(drift.law) for name, drift in drifts.items()}
+        words = "; ".join(_drift_words(name, drift) for name, drift in drifts.items())
+        draft.findings.append(
+            f"{family}, {own[0].spec.tokens:,} tokens at every K: the best values go from {words}."
+        )
+        draft.values[family] = {
+            name: {
+                "optima": [[v.budget, v.x, v.interior] for v in drift.vertices],
+                "exponent": laws[name]["exponent"],
+            }
+            for name, drift in drifts.items()
+        }
+        draft.fits += [StudyFit(drift, name, "passes", family) for name, drift in drifts.items()]
+        draft.panels += [
+            _drift_panel(family, name, of, drifts.get(name))
+            for name, of in swept.items()
+            if of.having("loss")
+        ]
+        rows += [
+            {
+                "family": family, "hyperparameter": name, "K": vertex.budget, "best multiple": vertex.x,
+                "inside": vertex.interior, "exponent in K": laws[name]["exponent"], "p": laws[name]["p"],
+            }
+            for name, drift in drifts.items()
+            for vertex in drift.vertices
+        ]  # fmt: skip
     caption = "Multiples of the two-pass base value; the exponent is of best ∝ K^exponent."
-    return Draft(
-        findings=[_drift_sentence(family, drifts, tokens[family]) for family in FAMILIES],
-        values={
-            family: {name: _drift_values(drift) for (own, name), drift in drifts.items() if own == family}
-            for family in FAMILIES
-        },
-        fits=[StudyFit(drift, name, "passes", family) for (family, name), drift in drifts.items()],
-        panels=[
-            _drift_panel(*key, own, drifts.get(key)) for key, own in sweeps.items() if own.having("loss")
-        ],
-        tables=[table("Best values by number of passes", _drift_rows(drifts), caption)],
-        runs=cells.column("run"),
-    )
-
-
-def _drift_values(drift: Drift) -> dict[str, object]:
-    return {
-        "optima": [[v.budget, v.x, v.interior] for v in drift.vertices],
-        "exponent": law_values(drift.law)["exponent"],
-    }
-
-
-def _drift_sentence(family: str, drifts: Drifts, tokens: int) -> str:
-    words = [_drift_words(name, drift) for (own, name), drift in drifts.items() if own == family]
-    return f"{family}, {tokens:,} tokens at every K: the best values go from {'; '.join(words)}."
+    draft.tables.append(table("Best values by number of passes", rows, caption))
+    return draft
 
 
 def _drift_words(name: str, drift: Drift) -> str:
@@ -272,18 +272,6 @@ def _drift_panel(family: str, name: str, cells: Cells, drift: Drift | None) -> P
         group="Hyperparameters at other numbers of passes, tokens fixed",
         columns=5,
     )
-
-
-def _drift_rows(drifts: Drifts) -> list[dict[str, Any]]:
-    return [
-        {
-            "family": family, "hyperparameter": name, "K": vertex.budget, "best multiple": vertex.x,
-            "inside": vertex.interior, "exponent in K": law["exponent"], "p": law["p"],
-        }
-        for (family, name), drift in drifts.items()
-        for law in (law_values(drift.law),)
-        for vertex in drift.vertices
-    ]  # fmt: skip
 
 
 def laws_of_study(study: str, studies: Path) -> tuple[PassesLaw, ...]:

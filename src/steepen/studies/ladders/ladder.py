@@ -110,7 +110,11 @@ def compare_ladders(
     draft.findings += scores.findings
     draft.panels += scores.panels
     draft.tables += [report.recipes_table(measured), *scores.tables, report.runs_table(measured)]
-    draft.values["what_would_change"] = report.what_would_change(analysis)
+    draft.values["what_would_change"] = [
+        f"{name}: {change}"
+        for name, verdict in analysis.verdicts.items()
+        for change in verdict.what_would_change
+    ]
     recipes = "at their own recipes"
     if borrowed:
         recipes += f" ({', '.join(f'{arm}: that of {owner}' for arm, owner in borrowed.items())})"

@@ -45,15 +45,6 @@ def study_fits(analysis: LadderAnalysis, measured: Sequence[MeasuredLadder]) -> 
     )  # fmt: skip
 
 
-def what_would_change(analysis: LadderAnalysis) -> list[str]:
-    """What would change each verdict, one line each."""
-    return [
-        f"{name}: {change}"
-        for name, verdict in analysis.verdicts.items()
-        for change in verdict.what_would_change
-    ]
-
-
 def verdict_table(analysis: LadderAnalysis, by: Measure = "flops") -> Table:
     """One row per ladder: its three answers with their numbers, and its exponent."""
     noun = cost_axis(by).noun
