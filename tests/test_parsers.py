@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 
 from run_fixtures import make_spec
 from steepen.data.dataset import MANIFEST, Manifest
+from steepen.data.sources.tokenizers import parse_tokenizer
 from steepen.data.tokenize_source import JOURNAL, read_journal
-from steepen.data.tokenizer import MAX_BPE, Tokenizer, parse_tokenizer
+from steepen.data.tokenizer import MAX_BPE, Tokenizer
 from steepen.distributed.environment import first_host, process_environment
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.core.bundle import Bundle

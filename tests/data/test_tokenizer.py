@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steepen.data import Tokenizer
-from steepen.data.tokenizer import SPLIT_PATTERN, parse_tokenizer
+from steepen.data.sources.tokenizers import parse_tokenizer
+from steepen.data.tokenizer import SPLIT_PATTERN
 from steepen.errors import SteepenError, UsageError
 
 GPT2 = Tokenizer.gpt2()

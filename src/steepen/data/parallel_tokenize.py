@@ -43,7 +43,13 @@ def tokenize_in_order(
     """Tokenize documents on `threads` threads; yields groups in the order of the documents."""
 
     def tokenize(group: list[SourceDocument]) -> list[TokenizedDocument]:
-        return [_tokenize(tokenizer, document) for document in group]
+        arrays = iter(tokenizer.encode_arrays([document.text for document in group if document.text]))
+        return [
+            TokenizedDocument(each.part, each.number, next(arrays), document_hash(each.text), len(each.text))
+            if each.text
+            else TokenizedDocument(each.part, each.number, None, b"", 0)
+            for each in group
+        ]
 
     pool = ThreadPoolExecutor(threads, thread_name_prefix="steepen-tokenize")
     pending: deque[Future[list[TokenizedDocument]]] = deque()
@@ -69,12 +75,3 @@ def _groups(documents: Iterable[SourceDocument]) -> Iterator[list[SourceDocument
             group, characters = [], 0
     if group:
         yield group
-
-
-def _tokenize(tokenizer: Tokenizer, document: SourceDocument) -> TokenizedDocument:
-    if document.text is None or document.text == "":
-        return TokenizedDocument(document.part, document.number, None, b"", 0)
-    ids = tokenizer.encode_array(document.text)
-    return TokenizedDocument(
-        document.part, document.number, ids, document_hash(document.text), len(document.text)
-    )

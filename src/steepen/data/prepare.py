@@ -20,6 +20,7 @@ from steepen.data.prepare_request import PrepareProgress, PrepareRequest, Progre
 from steepen.data.sources.readers import ReadOptions
 from steepen.data.sources.resolve import resolve_source
 from steepen.data.sources.source import Source, SourceFunction
+from steepen.data.sources.tokenizers import load_tokenizer
 from steepen.data.tokenize_source import STAGING, JournalState, TokenizationJob, read_journal
 from steepen.errors import SteepenError, UsageError
 from steepen.utils.files import remove_leftovers, sync_directory
@@ -76,8 +77,12 @@ def prepare(
     if request.val_source:
         validation = resolve(request.val_source, request.read_options, "validation")
         description = {**description, "validation": validation.description}
+    tokenizer = load_tokenizer(request.tokenizer, request.hub)
+    options = request.options()
+    if tokenizer is not None and tokenizer.name != "gpt2":  # a file or repository may change under its name
+        options["tokenizer_sha256"] = tokenizer.identity
     # As JSON values, to compare with the stored ones.
-    identity = json.loads(json.dumps({"request": request.options(), "source": description}))
+    identity = json.loads(json.dumps({"request": options, "source": description}))
     if (out / MANIFEST).is_file():
         return _open_existing(out, identity)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -98,6 +103,7 @@ def prepare(
                 directory=partial,
                 progress=reporter,
                 threads=threads or os.cpu_count() or 1,
+                tokenizer=tokenizer,
             )
             try:
                 job.run()

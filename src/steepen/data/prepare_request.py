@@ -11,7 +11,8 @@ from steepen.data.sources.hub import paper_corpus
 from steepen.data.sources.mixture import MixedSource, parse_mixture
 from steepen.data.sources.readers import ReadOptions
 from steepen.data.sources.source import SourceFunction
-from steepen.data.tokenizer import GPT2_SIZE, parse_tokenizer
+from steepen.data.sources.tokenizers import parse_tokenizer
+from steepen.data.tokenizer import GPT2_SIZE
 from steepen.errors import UsageError
 
 
@@ -54,8 +55,9 @@ class PrepareRequest:
             ):
                 if getattr(self, name) in (None, (), False):
                     object.__setattr__(self, name, value)
-        size = parse_tokenizer(self.tokenizer)
-        choose_dtype(GPT2_SIZE if size is None else size, self.dtype)
+        # Of other tokenizers the size is known only when they are loaded.
+        known = GPT2_SIZE if self.tokenizer == "gpt2" else 1
+        choose_dtype(parse_tokenizer(self.tokenizer) or known, self.dtype)
         for name, value, minimum in (
             ("val_tokens", self.val_tokens, 0),
             ("max_tokens", self.max_tokens, 1),

@@ -40,7 +40,8 @@ from steepen.data.shard_writer import EntryWriter, ShardWriter
 from steepen.data.shards import Shard, choose_dtype, write_block_sums
 from steepen.data.sources.builtin import shipped_tokenizer
 from steepen.data.sources.source import Source, document_hash
-from steepen.data.tokenizer import Tokenizer, parse_tokenizer
+from steepen.data.sources.tokenizers import parse_tokenizer
+from steepen.data.tokenizer import Tokenizer
 from steepen.data.validation_split import ValidationSplit, plan_split
 from steepen.errors import SteepenError, UsageError
 from steepen.utils.files import sha256_of_file
@@ -141,9 +142,14 @@ class TokenizationJob:
         directory: Path,
         progress: ProgressReporter,
         threads: int,
+        tokenizer: Tokenizer | None,
     ) -> None:
-        """`sources` are names, weights that add up to 1, and sources; `validation` is a separate one."""
+        """`sources` are names, weights that add up to 1, and sources; `validation` is a separate one.
+
+        Without a `tokenizer`, one is trained.
+        """
         self.request, self.directory, self.threads = request, directory, threads
+        self.tokenizer = tokenizer
         self.identity, self.state, self.progress = identity, state, progress
         state.feeds = state.feeds or [FeedState() for _ in range(len(sources) + (validation is not None))]
         self.feeds = [Feed(*each, at) for each, at in zip(sources, state.feeds, strict=False)]
@@ -215,11 +221,11 @@ class TokenizationJob:
 
     def _tokenizer(self) -> Tokenizer:
         path = self.directory / TOKENIZER
-        size = parse_tokenizer(self.request.tokenizer)
         if path.exists():
             return Tokenizer.load(path)
+        size, tokenizer = parse_tokenizer(self.request.tokenizer), self.tokenizer
         if size is None:
-            tokenizer = Tokenizer.gpt2()
+            assert tokenizer is not None
         elif self.identity["source"]["kind"] == "builtin":
             texts = list(self._tokenizer_texts())
             tokenizer = shipped_tokenizer(texts, size) or Tokenizer.train(texts, size)

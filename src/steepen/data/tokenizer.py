@@ -1,4 +1,8 @@
-"""Byte-level BPE tokenizers: GPT-2's published merges, or merges trained on the source."""
+"""Tokenizers: byte-level BPE (GPT-2's, tiktoken's, or trained on the source), and those of `tokenizers`.
+
+Of every tokenizer is known which bytes each id stands for, and the separator: the id that begins every
+document and occurs nowhere else. `data/sources/tokenizers.py` finds a tokenizer by its name.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,9 @@ import contextlib
 import gzip
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
@@ -17,12 +22,14 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from steepen.errors import SteepenError, UsageError, shorten
+from steepen.errors import SteepenError, UsageError
 from steepen.utils.files import write_atomically
 from steepen.utils.json_io import canonical_json, read_json
 
 if TYPE_CHECKING:
     import tiktoken
+
+Ids = npt.NDArray[np.uint32]
 
 # GPT-2's pre-tokenization pattern, with possessive quantifiers so that runs of spaces do not backtrack.
 SPLIT_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
@@ -30,25 +37,33 @@ END_OF_TEXT = "<|endoftext|>"
 GPT2_RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 GPT2_IDENTITY = "ff5ebd3bd6c8c5941d3faacd7efb80574c7f4f0958341d3f9fb3b84ba74bdbac"  # of Tokenizer.gpt2()
 FILE_FORMAT = "steepen-tokenizer-1"
+JSON_FORMAT = "steepen-tokenizer-2"  # of a JsonTokenizer
 RUN_FORMAT = "steepen-run-tokenizer-1"  # of the file in a run directory
 BYTES = 256
 GPT2_SIZE = 50_257
 PAD_TO = 128
+MAX_BPE = 1_000_000
+MAX_IDS = 4_000_000
+MAX_PATTERN = 2_000  # characters
 
 
 @dataclass(frozen=True, eq=False)
 class Tokenizer:
-    """A byte-level BPE tokenizer. `tokens[i]` is the byte string of id `i`; the last id is <|endoftext|>.
+    """A byte-level BPE tokenizer. `tokens[i]` is the byte string of id `i`.
 
-    Encoding never produces <|endoftext|>: a text that contains it is encoded as ordinary characters.
+    The separator is the last id, unless `end_id` says which; then some ids may be no token (b""). Encoding
+    never produces it: a text that contains `end_text` is encoded as ordinary characters.
     """
 
     name: str
     tokens: tuple[bytes, ...]
     pattern: str = SPLIT_PATTERN
+    end_id: int | None = None
+    end_text: str = END_OF_TEXT
 
     def __post_init__(self) -> None:
-        if len(set(self.tokens)) != len(self.tokens) or b"" in self.tokens:
+        real = [token for token in self.tokens if token]
+        if len(set(real)) != len(real) or (self.end_id is None and len(real) < len(self.tokens)):
             raise SteepenError(
                 f"tokenizer {self.name} repeats a token or has an empty one; prepare it again."
             )
@@ -58,8 +73,8 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        """Number of ids, <|endoftext|> included (GPT-2: 50,257)."""
-        return len(self.tokens) + 1
+        """Number of ids, the separator included (GPT-2: 50,257)."""
+        return max(len(self.tokens), self.end_of_text + 1)
 
     @property
     def padded_size(self) -> int:
@@ -68,13 +83,16 @@ class Tokenizer:
 
     @property
     def end_of_text(self) -> int:
-        """The id of <|endoftext|>, appended to every document."""
-        return len(self.tokens)
+        """The id of the separator, which begins every document."""
+        return len(self.tokens) if self.end_id is None else self.end_id
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.int32]:
-        """UTF-8 bytes of every id; <|endoftext|> counts 0."""
-        return np.array([*map(len, self.tokens), 0], dtype=np.int32)
+        """UTF-8 bytes of every id; the separator counts 0."""
+        lengths = np.zeros(self.size, dtype=np.int32)
+        lengths[: len(self.tokens)] = [*map(len, self.tokens)]
+        lengths[self.end_of_text] = 0
+        return lengths
 
     @cached_property
     def content(self) -> bytes:
@@ -84,7 +102,7 @@ class Tokenizer:
                 "format": FILE_FORMAT,
                 "name": self.name,
                 "pattern": self.pattern,
-                "end_of_text": {"text": END_OF_TEXT, "id": self.end_of_text},
+                "end_of_text": {"text": self.end_text, "id": self.end_of_text},
                 "tokens": [base64.b64encode(token).decode() for token in self.tokens],
             }
         )
@@ -96,7 +114,7 @@ class Tokenizer:
 
     @cached_property
     def _ranks(self) -> dict[bytes, int]:
-        return {token: rank for rank, token in enumerate(self.tokens)}
+        return {token: rank for rank, token in enumerate(self.tokens) if token}
 
     @cached_property
     def _encoding(self) -> tiktoken.Encoding:
@@ -106,35 +124,46 @@ class Tokenizer:
             self.name,
             pat_str=self.pattern,
             mergeable_ranks=self._ranks,
-            special_tokens={END_OF_TEXT: self.end_of_text},
-            explicit_n_vocab=self.size,
+            special_tokens={self.end_text: self.end_of_text},
+            explicit_n_vocab=self.size if self.end_id is None else None,
         )
 
+    @cached_property
+    def _bytes(self) -> list[bytes]:
+        """The bytes of every id, the separator spelled out."""
+        found = [*self.tokens, *[b""] * (self.size - len(self.tokens))]
+        found[self.end_of_text] = self.end_text.encode()
+        return found
+
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without <|endoftext|>."""
+        """The ids of a text, without the separator."""
         return self._encoding.encode_ordinary(text)
 
-    def encode_array(self, text: str) -> npt.NDArray[np.uint32]:
+    def encode_array(self, text: str) -> Ids:
         """`encode` as an array; releases the GIL, so threads encode in parallel."""
-        if END_OF_TEXT not in text:  # which tiktoken before 0.11 would take for the end of a document
+        if self.end_text not in text:  # which tiktoken before 0.11 would take for the end of a document
             with contextlib.suppress(UnicodeEncodeError):  # half a surrogate pair, which JSON can contain
                 return self._encoding.encode_to_numpy(text, disallowed_special=())
         return np.array(self.encode(text), dtype=np.uint32)
 
+    def encode_arrays(self, texts: Sequence[str]) -> list[Ids]:
+        """`encode_array` of several texts."""
+        return [self.encode_array(text) for text in texts]
+
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
         """The text of ids; bytes that are not valid UTF-8 become U+FFFD."""
-        return self._encoding.decode([int(token) for token in ids])
+        return self.decode_bytes(ids).decode("utf-8", "replace")
 
     def decode_bytes(self, ids: Sequence[int] | npt.NDArray[Any]) -> bytes:
-        """The exact bytes of ids, with <|endoftext|> spelled out."""
-        return self._encoding.decode_bytes([int(token) for token in ids])
+        """The exact bytes of ids, with the separator spelled out."""
+        return b"".join([self._bytes[token] for token in ids])
 
     def save(self, path: Path) -> None:
         """Write the tokenizer as one JSON file."""
         write_atomically(path, self.content)
 
-    @classmethod
-    def load(cls, path: Path) -> Tokenizer:
+    @staticmethod
+    def load(path: Path) -> Tokenizer:
         """Read a saved tokenizer."""
         try:
             stored = read_json(path)
@@ -144,34 +173,37 @@ class Tokenizer:
             raise SteepenError(f"{path} cannot be read ({error.strerror}).") from None
         except ValueError as error:
             raise SteepenError(f"{path} is not a tokenizer file ({error}); prepare the data again.") from None
-        return cls.from_content(stored, path)
+        return Tokenizer.from_content(stored, path)
 
-    @classmethod
-    def from_content(cls, stored: Any, path: Path) -> Tokenizer:
+    @staticmethod
+    def from_content(stored: Any, path: Path) -> Tokenizer:
         """The tokenizer of a parsed `content`; `path` is the file that errors name."""
         try:
             stored = cast("dict[str, Any]", stored)
+            name, end = str(stored["name"]), stored["end_of_text"]
+            if stored["format"] == JSON_FORMAT:
+                return JsonTokenizer.from_definition(name, stored["definition"], str(end["text"]))
             if stored["format"] != FILE_FORMAT:
                 raise SteepenError(f"{path} has tokenizer format {stored['format']!r}, not {FILE_FORMAT!r}.")
             tokens = tuple(base64.b64decode(token, validate=True) for token in stored["tokens"])
-            return cls(name=str(stored["name"]), tokens=tokens, pattern=known_pattern(stored["pattern"]))
+            return byte_level(name, tokens, stored["pattern"], end["id"], str(end["text"]))
         except (ValueError, KeyError, TypeError) as error:
             raise SteepenError(f"{path} is not a tokenizer file ({error}); prepare the data again.") from None
 
-    @classmethod
-    def gpt2(cls) -> Tokenizer:
+    @staticmethod
+    def gpt2() -> Tokenizer:
         """GPT-2's tokenizer, from the merge table shipped with the package."""
         packed = resources.files("steepen.data").joinpath("assets/gpt2.tiktoken.gz").read_bytes()
         table = gzip.decompress(packed)
         if hashlib.sha256(table).hexdigest() != GPT2_RANKS_SHA256:
             raise SteepenError("the GPT-2 merge table of this installation is damaged; reinstall steepen.")
         # One line a token, "base64 rank", in the order of the ranks.
-        return cls(
+        return Tokenizer(
             name="gpt2", tokens=tuple(base64.b64decode(line.split()[0]) for line in table.splitlines())
         )
 
-    @classmethod
-    def train(cls, texts: Iterable[str], size: int) -> Tokenizer:
+    @staticmethod
+    def train(texts: Iterable[str], size: int) -> Tokenizer:
         """Train a byte-level BPE with `size` ids (256 bytes, merges, <|endoftext|>) on texts."""
         from tokenizers import Tokenizer as HuggingFaceTokenizer
         from tokenizers import models, pre_tokenizers, trainers
@@ -199,17 +231,121 @@ class Tokenizer:
             raise UsageError(
                 f"the source has text for a vocabulary of only {available:,} ids, not bpe:{size}; {remedy}."
             )
-        return cls(name=f"bpe:{size}", tokens=tokens)
+        return Tokenizer(name=f"bpe:{size}", tokens=tokens)
 
 
-def known_pattern(pattern: object) -> str:
-    """The splitting pattern of a file; raises ValueError for one that could take for ever to match."""
+@dataclass(frozen=True, eq=False)
+class JsonTokenizer(Tokenizer):
+    """A tokenizer of the `tokenizers` library: `definition` is what its tokenizer.json holds.
+
+    BPE and Unigram models, byte-level or with ▁ for a space (SentencePiece). Its post-processor, truncation
+    and padding are left out: text is encoded as it is.
+    """
+
+    definition: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        """Not every byte needs a token, and two ids may stand for the same bytes."""
+
+    @staticmethod
+    def from_definition(name: str, definition: Any, end_text: str) -> JsonTokenizer:
+        """The tokenizer of a tokenizer.json; raises ValueError, KeyError or TypeError for another file."""
+        from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+        plain = {**definition, "post_processor": None, "truncation": None, "padding": None}
+        try:
+            engine = HuggingFaceTokenizer.from_str(json.dumps(plain))
+        except Exception as error:  # the library raises nothing more special
+            raise ValueError(f"tokenizers cannot read it: {str(error).splitlines()[0]}") from None
+        plain = json.loads(engine.to_str())  # in the words of the installed version
+        end_id = engine.token_to_id(end_text)
+        if end_id is None:
+            raise ValueError(f"it has no token {end_text!r}")
+        return JsonTokenizer(
+            name, _token_bytes(plain), pattern="", end_id=end_id, end_text=end_text, definition=plain
+        )
+
+    @cached_property
+    def content(self) -> bytes:
+        """The file that `save` writes."""
+        return canonical_json({"format": JSON_FORMAT, "name": self.name, **self._essence})
+
+    @cached_property
+    def identity(self) -> str:
+        """Hex SHA-256 of the definition and the separator; the name is not part of it."""
+        return hashlib.sha256(canonical_json(self._essence)).hexdigest()
+
+    @property
+    def _essence(self) -> dict[str, Any]:
+        end = {"text": self.end_text, "id": self.end_of_text}
+        return {"end_of_text": end, "definition": self.definition}
+
+    @cached_property
+    def _engine(self) -> Any:
+        from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+        engine = HuggingFaceTokenizer.from_str(json.dumps(self.definition))
+        engine.encode_special_tokens = True  # special tokens in a text are ordinary characters
+        return engine
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without the separator."""
+        return self.encode_array(text).tolist()
+
+    def encode_array(self, text: str) -> Ids:
+        """`encode` as an array."""
+        return self.encode_arrays([text])[0]
+
+    def encode_arrays(self, texts: Sequence[str]) -> list[Ids]:
+        """`encode_array` of several texts, on the library's own threads."""
+        # Half a surrogate pair, which JSON can contain, is read as U+FFFD.
+        valid = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
+        encoded = self._engine.encode_batch_fast(valid, add_special_tokens=False)
+        arrays = [np.array(each.ids, dtype=np.uint32) for each in encoded]
+        # A Unigram model has its separator among its pieces, and could find it in a text.
+        return [ids[ids != self.end_of_text] for ids in arrays]
+
+
+def byte_level(name: str, tokens: tuple[bytes, ...], pattern: object, end_id: object, end: str) -> Tokenizer:
+    """A byte-level BPE as a file describes it; raises ValueError for a pattern that cannot be used."""
+    if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN or not isinstance(end_id, int):
+        raise ValueError("it has no usable splitting pattern, or its separator is no number")
+    if not 0 <= end_id <= len(tokens) + BYTES:
+        raise ValueError(f"its separator has the id {end_id}")
+    found = Tokenizer(name, tokens, pattern, None if end_id == len(tokens) else end_id, end)
     if pattern != SPLIT_PATTERN:
-        raise ValueError("it has an unknown splitting pattern")
-    return SPLIT_PATTERN
+        found.encode("")  # compiles the pattern
+    return found
 
 
-MAX_BPE = 1_000_000
+def _token_bytes(definition: Mapping[str, Any]) -> tuple[bytes, ...]:
+    """The bytes that each id of a tokenizer.json stands for; b"" for special tokens."""
+    model = definition["model"]
+    if model["type"] not in ("BPE", "Unigram"):
+        raise ValueError(f"its model is {model['type']}; accepted are BPE and Unigram, which give texts back")
+    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        raise ValueError("its tokens have a prefix or suffix that marks words; accepted are byte-level and ▁")
+    vocabulary = model["vocab"]
+    ids = vocabulary if model["type"] == "BPE" else {piece: i for i, (piece, _) in enumerate(vocabulary)}
+    parts = json.dumps([definition["decoder"], definition["pre_tokenizer"]])
+    byte_of = (
+        {letter: byte for byte, letter in enumerate(bytes_to_unicode())} if '"ByteLevel"' in parts else {}
+    )
+    added = {token["id"]: token for token in definition["added_tokens"]}
+    largest = max([*ids.values(), *added])
+    if largest > MAX_IDS:
+        raise ValueError(f"it has the id {largest:,}, and at most {MAX_IDS:,} are accepted")
+    tokens = [b""] * (1 + largest)
+    for piece, number in ids.items():
+        if byte_of and all(letter in byte_of for letter in piece):
+            tokens[number] = bytes(byte_of[letter] for letter in piece)
+        elif model.get("byte_fallback") and re.fullmatch("<0x[0-9A-F]{2}>", piece):
+            tokens[number] = bytes([int(piece[3:5], 16)])
+        else:
+            tokens[number] = piece.replace("▁", " ").encode()
+    for number, token in added.items():
+        tokens[number] = b"" if token["special"] else token["content"].encode()
+    return tuple(tokens)
 
 
 def check_trainable(size: int) -> None:
@@ -220,21 +356,6 @@ def check_trainable(size: int) -> None:
         )
     if size > MAX_BPE:
         raise UsageError(f"tokenizer bpe:{size} is too large: at most bpe:{MAX_BPE} can be trained.")
-
-
-def parse_tokenizer(name: str) -> int | None:
-    """The size in "bpe:SIZE", or None for "gpt2"; raises for anything else."""
-    if name == "gpt2":
-        return None
-    kind, _, size = name.partition(":")
-    digits = size.replace("_", "")
-    if kind != "bpe" or not digits.isdecimal():
-        raise UsageError(
-            f"unknown tokenizer {shorten(name)!r}; accepted are gpt2 and bpe:SIZE, for example bpe:8192."
-        )
-    number = int(digits[:12])  # more digits are beyond any limit
-    check_trainable(number)
-    return number
 
 
 def bytes_to_unicode() -> list[str]:

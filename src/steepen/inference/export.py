@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from steepen.data.tokenizer import END_OF_TEXT, Tokenizer
+from steepen.data.tokenizer import Tokenizer
 from steepen.errors import UsageError
 from steepen.evaluation.load import LoadedRun, load
 from steepen.inference.custom_code import file_stem, source_files
@@ -99,7 +99,7 @@ def write_hugging_face(
     named = hugging_face_weights(weights, custom=":" in arm.block)
     save_torch_state_dict(named, folder, max_shard_size=MAX_SHARD_SIZE)
     (folder / TOKENIZER_FILE).write_text(hugging_face_tokenizer(tokenizer).to_str(), encoding="utf-8")
-    special = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT}
+    special: dict[str, Any] = dict.fromkeys(("bos_token", "eos_token", "pad_token"), tokenizer.end_text)
     _write(
         folder / "tokenizer_config.json",
         {
@@ -194,7 +194,12 @@ def describe(run: LoadedRun, tokenizer: Tokenizer | None, weights: str) -> dict[
     """What `steepen import` needs to make a run again."""
     kept = None
     if tokenizer is not None:
-        kept = {"name": tokenizer.name, "pattern": tokenizer.pattern, "sha256": tokenizer.identity}
+        kept = {
+            "name": tokenizer.name,
+            "pattern": tokenizer.pattern,
+            "sha256": tokenizer.identity,
+            **({} if tokenizer.end_id is None else {"end_of_text": tokenizer.end_text}),
+        }
     return {
         "format": EXPORT_FORMAT,
         "run": run.spec.hash,

@@ -19,7 +19,6 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from transformers import PreTrainedTokenizerFast
 
-from steepen.data.tokenizer import END_OF_TEXT
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.load import LoadedRun, load
 from steepen.inference.decoding import check_passes
@@ -49,9 +48,9 @@ def as_transformers(run: LoadedRun, passes: Any = None) -> tuple[Any, Any]:
     model = cast("Any", model).to(device=run.network.embedding.device, dtype=run.network.embedding.dtype)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=hugging_face_tokenizer(own),
-        bos_token=END_OF_TEXT,
-        eos_token=END_OF_TEXT,
-        pad_token=END_OF_TEXT,
+        bos_token=own.end_text,
+        eos_token=own.end_text,
+        pad_token=own.end_text,
         model_max_length=run.spec.shape.context,
     )
     return model.eval(), tokenizer

@@ -68,7 +68,14 @@ class Prepare(Request["Dataset"]):
             "where a source runs out.",
         ),
     ] = None
-    tokenizer: Annotated[str, Option("gpt2, or bpe:SIZE to train one on the source.", WRITING)] = "gpt2"
+    tokenizer: Annotated[
+        str,
+        Option(
+            "gpt2; bpe:SIZE, trained on the source; cl100k_base, o200k_base and others of tiktoken; a "
+            "tokenizer.json, a folder of transformers, a SentencePiece .model, or hf:OWNER/NAME@REVISION.",
+            WRITING,
+        ),
+    ] = "gpt2"
     val_tokens: Annotated[
         int | None,
         Range(0, 10**15),

@@ -83,11 +83,12 @@ class DataResult(Result):
         yield self.table()
         if self.sources:
             yield table_of(self.sources, [*columns_of(MixedRow).values()])
-        found, manifest = self.dataset, self.dataset.manifest
+        found, manifest, tokenizer = self.dataset, self.dataset.manifest, self.dataset.tokenizer()
         padded = f"{found.vocabulary:,} ids, {found.padded_vocabulary:,} padded"
         facts = [
             ("source", str(manifest.source.get("name", "?"))),
             ("tokenizer", f"{manifest.tokenizer.name} ({padded}), {manifest.dtype}"),
+            ("separator", f"{tokenizer.end_text} (id {tokenizer.end_of_text:,}), before every document"),
             ("identity", found.identity),
         ]
         requested, there = manifest.notes.get("validation_tokens_requested"), manifest.splits["val"].tokens

@@ -276,9 +276,12 @@ def open_data(
 
 def assumed_data(preset: Preset) -> DatasetInfo:
     """Data for a dry run: the vocabulary follows from the tokenizer, the tokens suffice for anything."""
-    from steepen.data.tokenizer import GPT2_SIZE, parse_tokenizer
+    from steepen.data.sources.tokenizers import load_tokenizer, parse_tokenizer
+    from steepen.data.tokenizer import GPT2_SIZE
 
     real = parse_tokenizer(preset.tokenizer) or GPT2_SIZE
+    if preset.tokenizer != "gpt2" and (loaded := load_tokenizer(preset.tokenizer)) is not None:
+        real = loaded.size
     return DatasetInfo(UNKNOWN_DATA, -(-real // 128) * 128, 10**15, 10**9, real)
 
 

@@ -269,6 +269,29 @@ def _list_files(endpoint: str | None, files: HubFiles) -> HubListing:
     return listing
 
 
+def model_file(repository: str, path: str, *, revision: str | None, endpoint: str | None) -> Path | None:
+    """A file of a model's repository, in the client's own cache; None if the repository has no such file.
+
+    `endpoint` is another Hub's URL, or a directory laid out as OWNER/NAME.
+    """
+    if endpoint is not None and "://" not in endpoint:
+        file = Path(endpoint) / repository / path
+        return file if file.is_file() else None
+
+    def request() -> Path | None:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+        try:
+            return Path(hf_hub_download(repository, path, revision=revision, endpoint=endpoint))
+        except LocalEntryNotFoundError:  # no connection, and not in the cache
+            raise
+        except EntryNotFoundError:
+            return None
+
+    return _with_retries(f"download {path} of {repository}", request, OFFLINE_ATTEMPTS)
+
+
 class _Downloader:
     """Downloads the files of a listing into the staging folder, one at a time."""
 
