@@ -253,6 +253,25 @@ def test_balance_loss_adds_up_over_micro_batches() -> None:
         torch.testing.assert_close(parameter.grad, whole[name], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "options", ["experts=4", "experts=4+balance=loss+shared_experts=1", "streams=2+parallel=true+window=5"]
+)
+def test_block_with_options_is_one_compiled_graph(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where experts are grouped GEMMs: no part of a block falls back to Python."""
+    monkeypatch.setattr("steepen.model.block_variant.has_grouped_gemm", lambda *_: True)
+    found: list[list[Tensor]] = []
+    for compiled in (False, True):
+        network = build(f"vanilla+{options}", depth=2).float()
+        network.compute_dtype = torch.bfloat16
+        for block in network.blocks() if compiled else ():
+            block.compile(backend="aot_eager", fullgraph=True, dynamic=False)
+        loss = network(tokens(), tokens().roll(-1, 1))
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in network.parameters() if p.grad is not None)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
 def test_name_of_an_arm_carries_the_options_of_its_block() -> None:
     arm = find_arm("operator-1+kv_heads=2+window=3")
     assert (arm.name, arm.core_boundary) == ("operator-1+kv_heads=2+window=3", "norm+inject")
