@@ -8,6 +8,7 @@ Prints the tables of docs/the-papers-ladders.md: the answers, and the held-out d
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from scipy import stats
@@ -15,6 +16,7 @@ from scipy import stats
 from steepen.laws.analysis import AnalysisRequest, LadderAnalysis
 from steepen.laws.fits.paper_method import fit_irreducible_loss
 from steepen.laws.ladder import Ladder
+from steepen.laws.model.contrasts import slope_contrast
 from steepen.laws.paper_ladders import PAPER_LADDERS
 from steepen.laws.read_table import read_table
 from steepen.laws.table_fits import analyse_table
@@ -62,10 +64,29 @@ def answers() -> None:
                 f" {straight_line(ladders[arm], e)[0]:6.4f} {delta:+7.4f} {p:7.1g}"
                 f" {m[0].value:6.2f} {m[-1].value:6.2f}"
             )
-        weights = analysis.judge.fit.weight[:, 0]
-        parts = zip(weights, analysis.judge.fit.models, strict=True)
-        shared = sum(w for w, model in parts if (model.spread[0, 1:, 1:] != 0).any())
-        print(f"weight of noise models in which arms share errors: {shared:.2f}")
+        noises(analysis)
+
+
+def noises(analysis: LadderAnalysis) -> None:
+    """The weight of each kind of noise, and the p-values of growth if it were that kind."""
+    fit, names = analysis.judge.fit, analysis.judge.names
+    kinds: dict[str, list[int]] = {}
+    for k, model in enumerate(fit.models):
+        variances = np.diag(np.linalg.inv(model.precision[0, 0]))
+        changing = "changing with compute" if np.ptp(variances) > 1e-6 * variances.max() else "of one size"
+        kinds.setdefault(f"{'correlated' if model.length else 'independent'}, {changing}", []).append(k)
+    arms = [name for name in ("loop-grow", "untied-grow") if name in names]
+    print(f"{'noise':<36} {'weight':>7}" + "".join(f" {name:>12}" for name in arms))
+    for kind, places in sorted(kinds.items()):
+        one = replace(fit, models=tuple(fit.models[k] for k in places))
+        found = [
+            one.mixture(slope_contrast(fit.laws, (names.index("vanilla"), names.index(arm)))) for arm in arms
+        ]
+        p = "".join(f" {float(each.p_value()[0]):12.1g}" for each in found)
+        print(f"{kind:<36} {fit.weight[places, 0].sum():7.3f}{p}")
+    parts = zip(fit.weight[:, 0], fit.models, strict=True)
+    shared = sum(w for w, model in parts if (model.spread[0, 1:, 1:] != 0).any())
+    print(f"{'shared by arms, of any kind':<36} {shared:7.3f}")
 
 
 def largest_run() -> None:
