@@ -12,8 +12,8 @@ import numpy as np
 from steepen.errors import SteepenError, UsageError, nearest
 from steepen.evaluation.core.conventions import convention_of
 from steepen.evaluation.core.suite import CORE17, CORE22
+from steepen.laws.arrays import Array
 from steepen.laws.fits.downstream import Checkpoints, TaskFilter, filter_tasks
-from steepen.laws.fits.solver import Array
 from steepen.laws.read_table import read_table
 from steepen.laws.table import Table
 from steepen.model.arms import find_arm

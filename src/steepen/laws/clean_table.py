@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.fits.solver import Array, Mask
+from steepen.laws.arrays import Array, Mask
 from steepen.laws.table import MIN_ARM_RUNGS, NOT_USED, Table, accepted_names, normalized, wrong_number
 from steepen.laws.units import PF_DAY, read_number
 from steepen.utils.cost_axis import cost_axis

@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 from scipy import special
 
-from steepen.laws.fits.solver import Array
+from steepen.laws.arrays import Array
 
 Interval = tuple[float, float]
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steepen.errors import UsageError, nearest
-from steepen.laws.fits.solver import Array, Mask
+from steepen.laws.arrays import Array, Mask
 from steepen.laws.table import MIN_ARM_RUNGS, MIN_REFERENCE_RUNGS, Table
 from steepen.utils.series import series_labels
 

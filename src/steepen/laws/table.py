@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from steepen.errors import UsageError, shorten
-from steepen.laws.fits.solver import Array
+from steepen.laws.arrays import Array
 from steepen.laws.units import NO_VALUE, read_number, split_unit
 from steepen.utils.cost_axis import FLOPS, CostAxis
 from steepen.utils.expression import number_of, parse_condition

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from steepen.errors import UsageError, nearest
+from steepen.laws.arrays import Array, Mask
 from steepen.laws.clean_table import clean
-from steepen.laws.fits.solver import Array, Mask
 from steepen.laws.read_table import read_table
 from steepen.laws.table import Table
 

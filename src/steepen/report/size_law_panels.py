@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from steepen.laws.arrays import Array
 from steepen.laws.chinchilla_table import ArmChinchilla
-from steepen.laws.fits.solver import Array
 from steepen.laws.isoflop_table import ArmSweeps
 from steepen.results.panel import Axis, Panel, Series
 from steepen.studies.plotting import line, optimum_star, parabola, points

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from steepen.laws.arrays import Array
 from steepen.laws.fits.matched_compute import ComputeSlice, convex_envelope, envelope_compute, slice_families
-from steepen.laws.fits.solver import Array
 from steepen.laws.verdict.multipliers import interpolate_compute
 from steepen.model.arm import Arm
 from steepen.model.arms import family_arm, find_arm

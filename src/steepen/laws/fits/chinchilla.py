@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from steepen.errors import UsageError
+from steepen.laws.arrays import Array
 from steepen.laws.distributions import ROUNDING_ERROR, Interval, t_quantile
 from steepen.laws.fits.size_law_solver import (
     KINDS,
@@ -31,7 +32,6 @@ from steepen.laws.fits.size_law_solver import (
     scaled_inverse,
     solve,
 )
-from steepen.laws.fits.solver import Array
 from steepen.laws.prior import Prior
 
 ChinchillaLoss = Literal["huber", "mse", "log-mse"]

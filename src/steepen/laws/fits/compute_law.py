@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 
 from steepen.errors import UsageError
+from steepen.laws.arrays import Array
 from steepen.laws.distributions import Interval, t_quantile
-from steepen.laws.fits.solver import Array
 from steepen.laws.ladder import Ladder
 from steepen.utils.formatting import percent
 

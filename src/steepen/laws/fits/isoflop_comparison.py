@@ -15,9 +15,9 @@ import numpy as np
 from scipy import stats
 
 from steepen.errors import UsageError
+from steepen.laws.arrays import Array
 from steepen.laws.distributions import ROUNDING_ERROR, Interval, f_p_value, t_quantile
 from steepen.laws.fits.isoflop import IsoflopFit, group_budgets
-from steepen.laws.fits.solver import Array
 from steepen.laws.fits.vertex import Vertex, choose_points
 
 SCATTER_LEVEL = 0.10  # of the test that multipliers scatter more about their trend than noise explains

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.fits.solver import Array
+from steepen.laws.arrays import Array
 from steepen.laws.fits.vertex import Vertex, find_vertex
 from steepen.laws.ladder import Ladder
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steepen.laws.fits.solver import Array
+from steepen.laws.arrays import Array
 from steepen.laws.ladder import make_ladder
 from steepen.laws.verdict.multipliers import interpolate_compute
 

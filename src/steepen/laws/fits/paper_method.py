@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from steepen.errors import UsageError
+from steepen.laws.arrays import Array
 from steepen.laws.distributions import ROUNDING_ERROR, t_quantile
 from steepen.laws.fits.compute_law import (
     ArmLaw,
@@ -28,9 +30,10 @@ from steepen.laws.fits.compute_law import (
     root_mean_square,
     symmetric_interval,
 )
-from steepen.laws.fits.solver import Array, Design, Solution, solve, solve_multistart, unscaled_covariance
 from steepen.laws.ladder import Ladder
+from steepen.laws.model.laws import Cells, fit_laws, starting_laws
 
+MAX_REWEIGHTINGS = 300
 NORMAL_MAD = 0.67448975  # median absolute deviation of a standard normal
 
 
@@ -123,9 +126,10 @@ def fit_irreducible_loss(
     x = np.log(ladder.flops / c0)
     log = loss in ("huber", "log-mse")
     weights = ladder.weights
-    design, best, huber = _three_parameters(x, ladder.loss, loss, delta, weights)
-    theta = best.theta[0]
-    predicted = design.predict(theta, x)
+    found, huber = _three_parameters(x, ladder.loss[None], loss, delta, weights)
+    theta = found[0]
+    reducible = np.exp(theta[1] - theta[2] * x)
+    predicted = theta[0] + reducible
     residual = np.log(ladder.loss / predicted) if log else ladder.loss - predicted
     free = max(len(x) - 3, 1)
     rounding = ROUNDING_ERROR * (1.0 if log else float(ladder.loss.mean()))
@@ -139,20 +143,25 @@ def fit_irreducible_loss(
         clipped = np.clip(residual, -huber, huber)
         fraction = max(float(inside.mean()), 1.0 / len(x))
         variance = max(float((weights * clipped**2).sum()) / free / fraction**2, variance)
-    covariance = unscaled_covariance(design, x, theta, weights=weights, log=log)[0] * variance
+    jacobian = np.stack([np.ones_like(x), reducible, -x * reducible], axis=1)
+    jacobian *= np.sqrt(weights)[:, None] / (predicted[:, None] if log else 1.0)
+    size = np.sqrt((jacobian**2).sum(axis=0)) + 1e-300
+    jacobian /= size
+    covariance = np.linalg.pinv(jacobian.T @ jacobian, hermitian=True) / np.outer(size, size) * variance
     bound = ("e at zero",) if theta[0] <= 0 else ()
     sigma = math.sqrt(variance) * (float(ladder.loss.mean()) if log else 1.0)
-    return IrreducibleLossFit(theta, covariance, sigma, float(best.objective[0]), bound)
+    value = residual**2
+    if huber is not None:
+        far = np.abs(residual)
+        value = np.where(far <= huber, 0.5 * value, huber * (far - 0.5 * huber))
+    return IrreducibleLossFit(theta, covariance, sigma, float((weights * value).sum()), bound)
 
 
 def fit_irreducible_losses(
-    flops: Array, losses: Array, c0: float, loss: Loss = "huber", delta: float = 1e-3
+    flops: Array, losses: Array, c0: float, loss: Literal["huber", "mse"] = "huber", delta: float = 1e-3
 ) -> Array:
     """(E, log A, γ) of many curves measured at the same compute, one curve a row of `losses`."""
-    x = np.log(flops / c0)
-    if loss == "raw-huber":  # every curve has its own Huber width
-        return np.concatenate([_three_parameters(x, y, loss, delta, None)[1].theta for y in losses])
-    return _three_parameters(x, losses, loss, delta, None)[1].theta
+    return _three_parameters(np.log(flops / c0), losses, loss, delta, np.ones(len(flops)))[0]
 
 
 def huber_width(residual: Array, minimum: float = 1e-6) -> float:
@@ -165,19 +174,29 @@ def huber_width(residual: Array, minimum: float = 1e-6) -> float:
 
 
 def _three_parameters(
-    x: Array, y: Array, loss: Loss, delta: float, weights: Array | None
-) -> tuple[Design, Solution, float | None]:
-    """The design, its solution, and the Huber width used (None for least squares)."""
-    ones = np.ones((len(x), 1))
-    design = Design(ones, ones, ones)
-    if loss == "raw-huber":
-        plain = solve_multistart(design, x, y, weights=weights)
-        width = huber_width(y - design.predict(plain.theta[0], x))
-        found = solve(design, x, np.atleast_2d(y), plain.theta, weights=weights, huber=width, iterations=400)
-        return design, found, width
+    x: Array, y: Array, loss: Loss, delta: float, weights: Array
+) -> tuple[Array, float | None]:
+    """(E, log A, γ) of every row of `y`, and the Huber width used (None for least squares)."""
+    mask, zero = np.ones((1, len(x)), bool), np.zeros((1, len(x)))
+    cells, data = Cells(x[None], mask, weights[None], zero, zero), y[:, None, :]
+    laws, log = starting_laws(cells, data), loss in ("huber", "log-mse")
     huber = delta if loss == "huber" else None
-    found = solve_multistart(design, x, y, weights=weights, log=loss != "mse", huber=huber)
-    return design, found, huber
+    if loss == "raw-huber":
+        huber = huber_width((data - laws.predict(cells.x)).ravel())
+    kept, free = np.broadcast_to(mask, data.shape), (np.zeros(len(y)), np.zeros(len(y)))
+    for _ in range(MAX_REWEIGHTINGS if log or huber else 0):
+        # Residuals of log losses are those of the loss over the prediction; far ones count less (Huber).
+        predicted = np.maximum(laws.predict(cells.x), 1e-300)
+        residual = np.log(data / predicted) if log else data - predicted
+        near = 1.0 if huber is None else huber / np.maximum(np.abs(residual), huber)
+        scale = predicted if log else np.ones_like(predicted)
+        target = predicted + scale * residual
+        moved, _ = fit_laws(cells, kept, target, weights * near / scale**2, laws, free)
+        change = max(np.abs(moved.e - laws.e).max(), np.abs(moved.gamma - laws.gamma).max())
+        laws = moved
+        if change < 1e-11:
+            break
+    return np.stack([laws.e, laws.log_a[:, 0], laws.gamma[:, 0]], axis=1), huber
 
 
 def _fit_log_log_line(

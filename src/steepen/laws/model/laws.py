@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-Mask = NDArray[np.bool_]
-Index = NDArray[np.intp]
+from steepen.laws.arrays import Array, Index, Mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,23 +115,25 @@ def fit_laws(
 
 
 def starting_laws(cells: Cells, loss: Array, own_e: bool = False, e: float | None = None) -> Laws:
-    """The best of several fits of a single table (1, arms, rungs), for the start of others."""
+    """The best of several fits of each table, all rungs independent."""
     fractions = np.array([0.0, 0.3, 0.6, 0.8, 0.93] if e is None else [0.0])
-    mask = cells.mask
-    lowest = np.where(mask, loss[0], np.inf).min(axis=1)
-    begin = np.outer(fractions, lowest if own_e else np.full(len(lowest), lowest.min()))
+    mask, sets, starts = cells.mask, len(loss), len(fractions)
+    lowest = np.where(mask, loss, np.inf).min(axis=2)
+    if not own_e:
+        lowest = np.broadcast_to(lowest.min(axis=1, keepdims=True), lowest.shape)
+    begin = (fractions[:, None] * lowest[:, None, :]).reshape(sets * starts, -1)
     if e is not None:
-        begin = np.full((1, len(lowest)), min(e, 0.999 * float(lowest.min())))
-    rest = np.log(np.where(mask, np.maximum(loss - begin[:, :, None], 1e-9), 1.0))
+        begin = np.minimum(e, 0.999 * lowest)
+    many = np.repeat(loss, starts, axis=0)
+    rest = np.log(np.where(mask, np.maximum(many - begin[:, :, None], 1e-9), 1.0))
     weight = mask / mask.sum(axis=1, keepdims=True)
     x0 = (weight * cells.x).sum(axis=1, keepdims=True)
     across = (weight * (cells.x - x0) ** 2).sum(axis=1)
     gamma = -(weight * (cells.x - x0) * rest).sum(axis=2) / np.maximum(across, 1e-12)
     log_a = (weight * rest).sum(axis=2) + gamma * x0[:, 0]
     start = Laws(begin if own_e else begin[:, 0], log_a, gamma)
-    many = np.repeat(loss, len(begin), axis=0)
     kept = np.broadcast_to(mask, many.shape)
     held = np.full(len(begin), 0.0 if e is None else np.inf)
     laws, value = fit_laws(cells, kept, many, kept * cells.precision, start, (begin[:, 0], held))
-    best = int(np.argmin(value))
-    return Laws(laws.e[best : best + 1], laws.log_a[best : best + 1], laws.gamma[best : best + 1])
+    best = value.reshape(sets, starts).argmin(axis=1) + starts * np.arange(sets)
+    return Laws(laws.e[best], laws.log_a[best], laws.gamma[best])

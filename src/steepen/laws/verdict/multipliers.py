@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 
 from steepen.errors import UsageError
+from steepen.laws.arrays import Array
 from steepen.laws.fits.compute_law import ComputeFit
-from steepen.laws.fits.solver import Array
 from steepen.laws.ladder import Ladder
 
 Interpolate = Literal["raw-loss", "log-loss"]

@@ -11,8 +11,8 @@ import numpy as np
 
 from steepen.evaluation.forecast import Forecast, Held
 from steepen.evaluation.scored_runs import Score, ScoreSeries
+from steepen.laws.arrays import Array
 from steepen.laws.fits.compute_law import ArmLaw
-from steepen.laws.fits.solver import Array
 from steepen.studies.answer import Axis, Panel, Series, Table
 from steepen.studies.cells import table
 from steepen.studies.plotting import line, points

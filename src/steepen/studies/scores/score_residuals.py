@@ -10,8 +10,8 @@ import numpy as np
 
 from steepen.evaluation.core.suite import CATEGORIES, CORE17
 from steepen.evaluation.scored_runs import ScoredRun, ScoreSeries
+from steepen.laws.arrays import Array
 from steepen.laws.fits.matched_metric import LossLine, TaskResidual, fit_loss_line, task_residuals
-from steepen.laws.fits.solver import Array
 from steepen.results.panel import Lines
 from steepen.studies.answer import Axis, Panel, Series, Table
 from steepen.studies.cells import table
