@@ -13,7 +13,7 @@ from steepen.laws.fits.drift import AffineLaw, Drift
 from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit
 from steepen.laws.verdict.evidence import Verdict
 from steepen.recipe.recipe_file import RecipeFile
-from steepen.results.panel import Axis, Panel, Role, Scale, Series
+from steepen.results.panel import Axis, Panel, Role, Series
 from steepen.results.table import Table
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
@@ -28,7 +28,6 @@ __all__ = [
     "Fit",
     "Panel",
     "Role",
-    "Scale",
     "Series",
     "Study",
     "StudyFit",
