@@ -1,9 +1,9 @@
-"""Published numbers are those of committed records; studies of results/h200-mini find what is planted."""
+"""Published tables are those of the committed runs; the studies of results/narrow find what is planted."""
 
 from __future__ import annotations
 
+import csv
 import importlib.util
-import json
 import math
 import shutil
 import subprocess
@@ -17,10 +17,9 @@ import pytest
 
 from steepen.launch.base import Outcome
 from steepen.recipe.flops import stored_parameters
-from steepen.recipe.recipe_file import read_recipe, write_recipe
-from steepen.requests.app import main
 from steepen.runs.spec import RunSpec, expected_flops
-from steepen.runs.store import RunDirectory, RunStore
+from steepen.runs.store import RunStore
+from steepen.studies.answer import Answer
 from steepen.studies.context import DatasetInfo, StudyContext
 from steepen.studies.driver.drive import drive
 from steepen.studies.driver.journal import Journal
@@ -31,39 +30,40 @@ from steepen.utils.json_io import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
-PUBLISH = ROOT / "tools" / "publish_results.py"
-ARMS = ["vanilla", "operator-1", "untied-grow"]
-RATE, EXPONENT, BASE = 0.05, -0.2, 3  # the planted best learning rate, at d3
+ARMS = ["vanilla", "operator-1"]
+RATE, EXPONENT, BASE = 0.04, -0.4, 6  # the planted best learning rate, at d6
 
 
-def published(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(PUBLISH), str(folder), *words]
+def publish(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "tools" / "publish_results.py"), str(folder), *words]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(
-    "folder", [path.parent for path in sorted(RESULTS.glob("*/runs"))], ids=lambda path: path.name
+    "folder", [path.parent for path in sorted(RESULTS.glob("*/runs.csv"))], ids=lambda path: path.name
 )
-def test_published_numbers_come_from_the_committed_records(folder: Path) -> None:
-    done = published(folder, "--check")
+def test_published_tables_come_from_the_committed_runs(folder: Path) -> None:
+    done = publish(folder, "--check")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert (
+        len([path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]) <= 20
+    )
 
 
 @pytest.fixture(scope="module")
 def studies() -> ModuleType:
-    """The custom studies of results/h200-mini."""
-    found = importlib.util.spec_from_file_location("h200_mini", RESULTS / "h200-mini" / "h200_mini.py")
+    """The custom studies of results/narrow."""
+    found = importlib.util.spec_from_file_location("replication", RESULTS / "narrow" / "replication.py")
     assert found is not None and found.loader is not None
     module = importlib.util.module_from_spec(found)
-    sys.modules["h200_mini"] = module
+    sys.modules["replication"] = module
     found.loader.exec_module(module)
     return module
 
 
 @pytest.fixture(scope="module")
 def context() -> StudyContext:
-    preset = load_preset(str(RESULTS / "h200-mini" / "preset.yaml"))
-    return StudyContext(preset, DatasetInfo("d" * 64, 8192, 118_000_000, 2_200_000), epochs=4)
+    return StudyContext(load_preset("mini"), DatasetInfo("d" * 64, 4096, 10**9, 2_200_000))
 
 
 def best_rate(spec: RunSpec, context: StudyContext) -> float:
@@ -73,7 +73,7 @@ def best_rate(spec: RunSpec, context: StudyContext) -> float:
 
 
 class Planted:
-    """A launcher that writes records of a planted law: half the loss of a rate off its optimum is known."""
+    """A launcher that writes records of a planted law, lowest at the planted rates; bf16 costs 0.01."""
 
     slots = 1
 
@@ -85,82 +85,62 @@ class Planted:
             gamma = 0.06 if spec.arm.name == "vanilla" else 0.07
             loss = 1.5 + 1.4 * (expected_flops(spec) / 1e16) ** -gamma
             loss += 0.04 * math.log2(spec.hyperparameters.learning_rate / best_rate(spec, self.context)) ** 2
-            loss += 1e-4 * math.sin(int(spec.hash[:6], 16))
+            loss += 0.01 * (spec.optimizer.embedding_precision == "bf16") + 1e-4 * spec.seed
             record = fabricate_record(spec, loss)
             write_json(self.store.run(spec).spec_file, spec.to_dict())
             write_json(self.store.run(spec).record_file, record.to_dict())
             yield Outcome(spec, record=record)
 
 
-@pytest.fixture
-def folder(made_once: Path, tmp_path: Path) -> Path:
-    """A results directory of the test's own."""
-    return shutil.copytree(made_once, tmp_path / "toy")
-
-
 @pytest.fixture(scope="module")
-def made_once(studies: ModuleType, context: StudyContext, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A results directory as run.sh leaves it: tuned recipes, their ladder, and a second seed."""
-    folder = tmp_path_factory.mktemp("results") / "toy"
-    store = RunStore(folder / "runs")
+def place(studies: ModuleType, context: StudyContext, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A place where rates were tuned, their ladder trained, and settings checked again."""
+    place = tmp_path_factory.mktemp("results")
+    store = RunStore(place / "runs")
     launcher = Planted(context, store)
 
-    def journal(name: str) -> Journal:
-        return Journal.open(folder / "studies", name, {"study": name}, store.root)
+    def done(name: str, study: object) -> Answer:
+        journal = Journal.open(place / "studies", name, {"study": name}, store.root)
+        return drive(study, store, launcher, journal=journal)  # pyright: ignore[reportArgumentType]
 
-    tuned = drive(
-        studies.learning_rates(context, arms=ARMS, rungs=(2, 4)), store, launcher, journal=journal("tuning")
-    )
+    tuned = done("rates", studies.rates(context, arms=ARMS, rungs=(4, 6, 8)))
     fitted = replace(context, recipes={file.arm: file.recipe for file in tuned.recipes})
-    for path, file in tuned.recipe_files(folder / "studies" / "tuning").items():
-        write_recipe(path, file)
-    drive(ladder(fitted, arms=ARMS, rungs=(2, 3, 4, 5)), store, launcher, journal=journal("tuned"))
-    drive(studies.seeds(fitted, arms=ARMS, rungs=(2, 3)), store, launcher, journal=journal("seeds"))
+    done("ladder", ladder(fitted, arms=ARMS, rungs=(4, 5, 6, 7), seeds=(0, 1)))
+    done("recheck", studies.recheck(fitted, arms=ARMS, rungs=(8,)))
+    done("storage", studies.authors_storage(fitted, arms=ARMS, rungs=(4,)))
+    done("noise", studies.noise(fitted, arms=ARMS, rungs=(4,), seeds=(0, 1)))
+    return place
+
+
+def answer(place: Path, name: str) -> dict[str, list[list[float]]]:
+    return Journal.read(place / "studies" / name).entry.answer["values"]
+
+
+def test_the_planted_rates_are_found_and_hold_at_the_top(place: Path) -> None:
+    for row in answer(place, "rates")["rates"]:
+        assert row[-2] == pytest.approx(EXPONENT) and row[-1] == pytest.approx(RATE, rel=0.05)
+    assert [row[-1] for row in answer(place, "recheck")["recheck"]] == pytest.approx([1, 1], rel=0.1)
+
+
+def test_paired_differences_and_noise_are_those_planted(place: Path) -> None:
+    assert [row[-2] for row in answer(place, "storage")["differences"]] == pytest.approx([0.01, 0.01])
+    assert [row[-1] for row in answer(place, "noise")["noise"]] == pytest.approx([1e-4 / math.sqrt(2)] * 2)
+
+
+def test_a_changed_loss_is_noticed(place: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "toy"
+    folder.mkdir()
     (folder / "README.md").write_text("# Toy\n\n<!-- results/toy -->\n<!-- end -->\n\nThe end.\n")
-    return folder
-
-
-def test_tuning_finds_the_planted_rates(folder: Path, context: StudyContext) -> None:
-    for arm in ARMS:
-        recipe = read_recipe(folder / "studies" / "tuning" / f"recipe-{arm}.yaml").recipe
-        assert recipe.learning_rate_exponent == EXPONENT
-        assert recipe.base.learning_rate == pytest.approx(RATE, rel=0.05)
-    answer = Journal.read(folder / "studies" / "tuned").entry.answer
-    assert len(answer["runs"]) == 12
-    for run in answer["runs"]:
-        spec = RunSpec.from_dict(json.loads((folder / "runs" / run / "spec.json").read_text()))
-        assert spec.hyperparameters.learning_rate == pytest.approx(best_rate(spec, context), rel=0.06)
-
-
-def test_a_changed_record_is_noticed(folder: Path) -> None:
-    assert published(folder, "--check").returncode == 1
-    done = published(folder)
+    done = publish(folder, "--add", str(place / "runs"), str(place / "studies"))
     assert done.returncode == 0, done.stderr
     page = (folder / "README.md").read_text()
-    assert "### `tuned`: 12 runs" in page and "Untied-Grow" in page and "The end." in page
-    assert "between seeds" in page and "exponent -0.2" in page
-    assert published(folder, "--check").returncode == 0
-    run = Journal.read(folder / "studies" / "tuned").entry.answer["runs"][0]
-    directory = RunDirectory(folder / "runs" / run)
-    record = directory.record()
-    assert record is not None
-    write_json(
-        directory.record_file, replace(record, validation_loss=record.validation_loss + 0.01).to_dict()
-    )
-    done = published(folder, "--check")
-    assert (
-        done.returncode == 1 and "README.md: differs" in done.stdout and "tuned.csv: differs" in done.stdout
-    )
-    directory.record_file.unlink()
-    assert "is missing" in published(folder, "--check").stderr
-
-
-def test_the_report_and_fit_read_the_directory(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    published(folder)
-    assert main(["report", str(folder), "--out", str(tmp_path / "page"), "--format", "svg"]) == 0
-    text = (tmp_path / "page" / "report.html").read_text()
-    assert "tuning" in text and "tuned" in text and "seeds" in text
-    assert main(["fit", str(folder / "tuned.csv"), "--reference", "vanilla"]) == 0
-    assert "operator-1" in capsys.readouterr().out.lower()
+    assert "### The ladder: 16 runs" in page and "| worse |" in page and "The end." in page
+    assert "| vanilla | 8 | learning_rate 0.0" in page and "| vanilla | 4 | seed 1 |" in page
+    assert publish(folder, "--check").returncode == 0
+    rows = list(csv.DictReader((folder / "runs.csv").open()))
+    assert len(rows) == len({row["run"] for row in rows}) == len(list((place / "runs").iterdir()))
+    text = (folder / "runs.csv").read_text()
+    (folder / "runs.csv").write_text(text.replace(rows[0]["loss"], "3.21"))
+    done = publish(folder, "--check")
+    assert done.returncode == 1 and "README.md: differs from runs.csv" in done.stdout
+    shutil.rmtree(folder)

@@ -12,11 +12,13 @@ import numpy as np
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.recipe.recipe_file import RecipeFile
+from steepen.runs.spec import override
 from steepen.studies.answer import Answer, Study, Table, Work
 from steepen.studies.cells import Plan, measure, run_concurrently
 from steepen.studies.context import StudyContext
 
 FIRST, FURTHEST = (-2, 0, 2), 8  # powers of √2 around the recipe's rate
+AUTHORS_STORAGE = ("optimizer.embedding_precision=bf16", "model.rope_table=bf16")
 Losses = dict[int, list[float]]  # by power of √2, one per seed
 
 
@@ -127,6 +129,84 @@ def _optimum(found: Losses) -> float:
         return float(best)
     curve, slope, _ = np.polyfit(near, [_mean(found[power]) for power in near], 2)
     return float(np.clip(-slope / (2 * curve), near[0], near[-1])) if curve > 0 else float(best)
+
+
+def recheck(
+    context: StudyContext, *, arms: Sequence[str] = (), rungs: Sequence[int] = (), seeds: Sequence[int] = (0,)
+) -> Study:
+    """Is the recipe's rate the best at these rungs? Ladder runs at 1/√2, 1 and √2 times it."""
+    plans: list[Plan] = []
+    for depth in sorted(rungs or context.preset.rungs[-1:], reverse=True):
+        for arm in (find_arm(name) for name in arms or context.preset.arms):
+            run = context.recipe(arm).at(arm, depth, context.size_rule)
+            for power in (-1, 0, 1):
+                rate = _rate(context, arm, depth, power)
+                changed = replace(run, hyperparameters=replace(run.hyperparameters, learning_rate=rate))
+                varied = {"arm": arm.name, "depth": depth, "rate": rate, "power": power}
+                plans += [(context.spec(changed, seed=seed), varied) for seed in seeds]
+    cells = yield from measure(context, plans)
+    rows: list[tuple[Any, ...]] = []
+    for name, depth in dict.fromkeys((cell["arm"], cell["depth"]) for cell in cells):
+        own = [cell for cell in cells if (cell["arm"], cell["depth"]) == (name, depth)]
+        found: Losses = {}
+        for cell in own:
+            found.setdefault(cell["power"], []).append(cell.loss)
+        losses = [_mean(found[power]) for power in (-1, 0, 1)]
+        rows.append((name, depth, own[0]["rate"] * math.sqrt(2), *losses, 2 ** (_optimum(found) / 2)))
+    header = ("arm", "depth", "rate", "loss at 1/√2", "loss", "loss at √2", "optimum ÷ rate")
+    return Answer(
+        study="recheck",
+        question="Does the learning-rate rule hold at the top rungs?",
+        section="Appendix A.4",
+        findings=tuple(
+            f"{row[0]} d{row[1]}: the best rate is {row[-1]:.2f} times the recipe's" for row in rows
+        ),
+        values={"recheck": [list(row) for row in rows]},
+        tables=(Table("The rate again", header, tuple(rows)),),
+        runs=tuple(cells.column("run")),
+    )
+
+
+def authors_storage(
+    context: StudyContext,
+    *,
+    arms: Sequence[str] = (),
+    rungs: Sequence[int] = (),
+    seeds: Sequence[int] = (0, 1),
+) -> Study:
+    """What storing the embedding and the RoPE table in bf16, as the authors do, changes: paired by seed."""
+    plans: list[Plan] = []
+    for depth in sorted(rungs or context.preset.rungs, reverse=True):
+        for arm in (find_arm(name) for name in arms or context.preset.arms):
+            run = context.recipe(arm).at(arm, depth, context.size_rule)
+            for seed in seeds:
+                spec = context.spec(run, seed=seed)
+                varied = {"arm": arm.name, "depth": depth, "seed": seed}
+                plans += [(spec, {**varied, "stored": "fp32"})]
+                plans += [(override(spec, AUTHORS_STORAGE), {**varied, "stored": "bf16"})]
+    cells = yield from measure(context, plans)
+    rows: list[tuple[Any, ...]] = []
+    for name, depth in dict.fromkeys((cell["arm"], cell["depth"]) for cell in cells):
+        own = [cell for cell in cells if (cell["arm"], cell["depth"]) == (name, depth)]
+        pairs = {
+            cell["seed"]: {c["stored"]: c.loss for c in own if c["seed"] == cell["seed"]} for cell in own
+        }
+        differences = [pair["bf16"] - pair["fp32"] for pair in pairs.values()]
+        error = float(np.std(differences, ddof=1)) / math.sqrt(len(differences))
+        rows.append((name, depth, len(differences), _mean(differences), error))
+    return Answer(
+        study="authors-storage",
+        question="What does a bf16 embedding change?",
+        section="Appendix A.4",
+        findings=tuple(
+            f"{n} d{d}: {mean:+.4f} ± {error:.4f} over {count} seeds" for n, d, count, mean, error in rows
+        ),
+        values={"differences": [list(row) for row in rows]},
+        tables=(
+            Table("Loss in bf16 less loss in fp32", ("arm", "depth", "seeds", "mean", "error"), tuple(rows)),
+        ),
+        runs=tuple(cells.column("run")),
+    )
 
 
 def noise(

@@ -24,7 +24,7 @@ from steepen.laws.verdict.sentences import saving
 from steepen.results.fit import ComputeResult
 
 FLOPS = np.geomspace(3.25e17, 1.01e20, 8)
-H200 = Path(__file__).parents[2] / "results" / "h200-mini" / "untuned.csv"
+H200 = Path(__file__).parent / "ladders" / "wide_d2_to_d5.csv"
 
 
 def ladder(
