@@ -311,7 +311,7 @@ ITEMS = (
          "steepen study chain-tuning --arms A,B", (Part("chain-tuning", make=base_hyperparameters),)),
     Item("Table 6", "tab:base-tuning-transfer", "Transfer probe from the Vanilla recipe.",
          "steepen study transfer --part probe", (part("transfer:probe", "Transfer probe"),),
-         "Deep Vanilla's transfer run is not published; Vanilla's printed −0.3 is a second run of its own recipe."),
+         "Deep Vanilla's transfer run is not published; Vanilla's −0.3 is a second run of its recipe."),
     Item("Figure 12", "fig:tpp-curves", "Iso-compute TPP fits and fitted scaling laws.",
          "steepen study tpp --arms vanilla,loop-2,untied-2",
          (part("tpp", "vanilla: loss", "loop-2: loss", "untied-2: loss", "Loss at the optimum",
