@@ -51,7 +51,9 @@ def row_of(record: RunRecord, study: str, shared: int) -> dict[str, Any]:
 def add(folder: Path, runs: Path, studies: Path, shared: int) -> None:
     """Add the finished runs of studies to runs.csv, each once, and the journals without host names."""
     rows = {row["run"]: row for row in read_rows(folder / "runs.csv")}
-    for journal in read_journals(studies)[0]:
+    # A run that several studies asked for is listed once, as the ladder's if that is one of them.
+    journals = sorted(read_journals(studies)[0], key=lambda one: not one.entry.name.startswith(LADDER))
+    for journal in journals:
         entry = journal.entry
         for run in (asked.run for asked in entry.runs):
             record = RunDirectory(runs / run).record()
