@@ -210,7 +210,7 @@ def full_spec() -> dict[str, Any]:
     value["arm"]["allocation"] |= {"blocks": 6, "prelude": 2, "coda": 2}
     value["arm"]["backprop_passes"] = 2
     value["arm"]["block_options"] = {"kv_heads": 1, "window": 8, "experts": 4, "active_experts": 1}
-    value["arm"]["block_options"] |= {"shared_experts": 1}
+    value["arm"]["block_options"] |= {"shared_experts": 1, "streams": 2}
     value["schedule_steps"] = value["steps"] + 1
     value["arm"]["passes"]["stages"][1]["start"] = 0.5
     value["shape"]["real_vocabulary"] = 300

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from clean_place import no_hang
 from hub_server import HubServer
 from steepen.data.prepare import PrepareRequest, prepare
 from steepen.data.sources import hub as hugging_face
@@ -226,3 +227,24 @@ def test_files_without_a_card_are_split_by_their_names() -> None:
     assert select_files(paths, "# no front matter", "a/b", "de", "test") == ["de/test_1.parquet"]
     with pytest.raises(UsageError, match="no folder 'fr'"):
         select_files(paths, "", "a/b", "fr", "train")
+
+
+@pytest.mark.parametrize("files", ["3", "null", "true", "{train: a.txt}", "[1, [2]]", "[{split: train}]"])
+def test_card_with_odd_files_is_one_sentence(files: str) -> None:
+    card = f"---\nconfigs:\n- config_name: default\n  data_files: {files}\n---\n"
+    with pytest.raises(UsageError, match="has no"):
+        select_files(["a.txt"], card, "a/b", "", "train")
+
+
+def test_card_of_empty_lines_is_read_at_once() -> None:
+    with no_hang(60):
+        assert select_files(["a.txt"], "---" + "\n" * 1_000_000 + "x", "a/b", "", "train") == ["a.txt"]
+
+
+def test_file_named_as_the_listing_does_not_replace_it(tmp_path: Path, tree: Path, hub: HubServer) -> None:
+    file = tree / REPOSITORY / "listing.json"
+    file.write_text('{"text": "one"}\n')
+    listing = hugging_face.HubListing(REPOSITORY, "", COMMIT, (("listing.json", file.stat().st_size),))
+    download = hugging_face._Downloader(listing, hub.url, tmp_path / "staging", print)
+    assert list(download.documents("listing.json", ReadOptions(), 0)) == ["one"]
+    assert json.loads((tmp_path / "staging/listing.json").read_text())["repository"] == REPOSITORY

@@ -6,10 +6,16 @@ Each test skips where its library is not installed: pip install 'steepen[tracker
 from __future__ import annotations
 
 import functools
+import json
 import math
+import os
+import struct
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 import steepen
@@ -17,6 +23,8 @@ from laws.messy_project import ARMS, IRREDUCIBLE, project
 from steepen.errors import UsageError
 from steepen.laws.clean_table import Cleaning, clean
 from steepen.laws.read_table import read_table
+from steepen.laws.sources import tensorboard_runs
+from steepen.laws.sources.tracked_runs import tracked_table
 from steepen.laws.table import Table, table_from
 
 TRUTH = {"Mamba hybrid": ("better", "constant"), "moe_8x": ("better", "grows"),
@@ -171,3 +179,53 @@ def test_tracker_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(__import__("sys").modules, module, None)
     with pytest.raises(UsageError, match=r"pip install 'steepen\[tensorboard\]'"):
         read_table(str(tmp_path))
+
+
+def wandb_file(folder: Path, *records: dict[str, str]) -> None:
+    """A file of W&B with these history records, as JSON where the library has protobuf."""
+    entries = [json.dumps(record).encode() for record in records]
+    log = b"".join(struct.pack("<IHB", 0, len(entry), 1) + entry for entry in entries)
+    (folder / "run-x.wandb").write_bytes(bytes(7) + log)
+
+
+class Record:
+    """What wandb.proto.wandb_internal_pb2.Record has, read from JSON."""
+
+    def ParseFromString(self, data: bytes) -> None:
+        items = [SimpleNamespace(key=key, value_json=value) for key, value in json.loads(data).items()]
+        self.history = SimpleNamespace(item=items, step=SimpleNamespace(num=0))
+
+    def WhichOneof(self, _: str) -> str:
+        return "history"
+
+
+@pytest.mark.parametrize(
+    "record",
+    [{"loss": "{"}, {"loss": "[" * 20_000}, {"_step": '"x"', "loss": "1"}, {"_step": "1e999", "loss": "1"},
+     {"_step": "[]", "loss": "1"}, {"loss": "9" * 4000}],
+    ids=["half", "nested", "step as text", "infinite step", "step as list", "huge number"],
+)  # fmt: skip
+def test_damaged_runs_of_a_tracker_give_one_sentence(
+    record: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        sys.modules, "wandb.proto.wandb_internal_pb2", cast(Any, SimpleNamespace(Record=Record))
+    )
+    wandb_file(tmp_path, {"loss": "2.5", "_step": "1"})
+    assert tracked_table(str(tmp_path), {}, "final") is not None
+    wandb_file(tmp_path, {"loss": "2.5", "_step": "1"}, record)
+    with pytest.raises(UsageError, match="cannot be read"):
+        tracked_table(str(tmp_path), {}, "final")
+    (tmp_path / "run-x.wandb").unlink()
+    os.mkfifo(tmp_path / "run-x.wandb")  # reading it would wait
+    with pytest.raises(UsageError, match="cannot be read"):
+        tracked_table(str(tmp_path), {}, "final")
+
+
+def test_tensor_of_any_stated_size_is_not_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocated: list[Any] = []
+    module = SimpleNamespace(make_ndarray=lambda proto: allocated.append(proto) or np.float32(2.5))
+    monkeypatch.setitem(sys.modules, "tensorboard.util.tensor_util", cast(Any, module))
+    large = SimpleNamespace(tensor_shape=SimpleNamespace(dim=[SimpleNamespace(size=10**12)]))
+    assert math.isnan(tensorboard_runs._scalar(large)) and not allocated
+    assert tensorboard_runs._scalar(SimpleNamespace(tensor_shape=SimpleNamespace(dim=[]))) == 2.5

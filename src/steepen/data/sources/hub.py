@@ -325,7 +325,7 @@ class _Downloader:
             repo_type="dataset",
             revision=self.listing.revision,
             endpoint=self.endpoint,
-            local_dir=self.staging,
+            local_dir=self.staging / "files",  # a file of the repository may be named listing.json
         )
         return Path(downloaded)
 

@@ -52,7 +52,8 @@ def select_files(paths: Iterable[str], card: str, repository: str, config: str, 
 
 def card_configs(card: str) -> dict[str, Any]:
     """Files of each config by its name, from the card's front matter; empty if it lists none."""
-    match = re.match(r"\s*---\s*\n(.*?)\n---\s*(?:\n|$)", card, re.DOTALL)
+    # Blanks but no line ends after the dashes: many empty lines would be tried in quadratic time.
+    match = re.match(r"\s*---[ \t\r]*\n(.*?)\n---[ \t\r]*(?:\n|$)", card, re.DOTALL)
     try:
         header = load_yaml(match[1]) if match else None
     except yaml.YAMLError:
@@ -81,7 +82,8 @@ def _patterns(configs: dict[str, Any], repository: str, config: str, split: str)
     files = configs[chosen]
     if isinstance(files, str) or (isinstance(files, list) and all(isinstance(one, str) for one in files)):
         files = [{"split": "train", "path": files}]
-    splits = {str(one.get("split")): one.get("path") for one in files if isinstance(one, dict)}
+    listed = cast("list[Any]", files) if isinstance(files, list) else []
+    splits = {str(one.get("split")): one.get("path") for one in listed if isinstance(one, dict)}
     if split not in splits:
         raise UsageError(f"{repository} has no split {split!r}; it has {', '.join(splits)}.")
     path = splits[split]

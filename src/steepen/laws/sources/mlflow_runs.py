@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,17 @@ PAGE = 1000  # runs that MLflow gives at once
 
 def is_database(file: Path) -> bool:
     """Whether a file is a database of SQLite, as MLflow's default store is."""
+    return _head(file).startswith(b"SQLite format 3")
+
+
+def _head(file: Path) -> bytes:
     with file.open("rb") as opened:
-        return opened.read(15) == b"SQLite format 3"
+        return opened.read(4096)
 
 
 def is_file_store(folder: Path) -> bool:
     """Whether a folder is an mlruns: a folder for each experiment, with its meta.yaml."""
-    return any(
-        "experiment_id" in file.read_text(encoding="utf-8", errors="replace")[:4096]
-        for file in folder.glob("*/meta.yaml")
-    )
+    return any(b"experiment_id" in _head(file) for file in folder.glob("*/meta.yaml") if file.is_file())
 
 
 def read_experiment(place: str) -> list[TrackedRun]:
@@ -31,23 +31,14 @@ def read_experiment(place: str) -> list[TrackedRun]:
     if Path(place).exists():
         return read_store(Path(place))
     mlflow = import_tracker("mlflow", "mlflow", f"mlflow:{place}")
-    return _guarded(f"mlflow:{place}", mlflow.MlflowClient, place)
+    return _read(f"mlflow:{place}", mlflow.MlflowClient(), place)
 
 
 def read_store(path: Path) -> list[TrackedRun]:
     """The runs of all experiments of a database file or a folder."""
     mlflow = import_tracker("mlflow", "mlflow", str(path))
     uri = f"sqlite:///{path.resolve()}" if path.is_file() else path.resolve().as_uri()
-    return _guarded(str(path), lambda: mlflow.MlflowClient(tracking_uri=uri), None)
-
-
-def _guarded(source: str, connect: Callable[[], Any], experiment: str | None) -> list[TrackedRun]:
-    try:
-        return _read(source, connect(), experiment)
-    except UsageError:
-        raise
-    except Exception as error:  # of the network or the store; a folder mlruns needs MLFLOW_ALLOW_FILE_STORE
-        raise UsageError(f"{source} cannot be read ({type(error).__name__}: {error}).") from None
+    return _read(str(path), mlflow.MlflowClient(tracking_uri=uri), None)
 
 
 def _read(source: str, client: Any, experiment: str | None) -> list[TrackedRun]:

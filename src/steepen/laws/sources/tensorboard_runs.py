@@ -57,9 +57,11 @@ def _run(top: Path, folder: Path, parts: list[Path], module: Any) -> TrackedRun:
 
 
 def _scalar(proto: Any) -> float:
+    if any(one.size != 1 for one in proto.tensor_shape.dim):  # it may name any size, which would be allocated
+        return float("nan")
     make = import_tracker("tensorboard.util.tensor_util", "tensorboard", "the run").make_ndarray
-    values = make(proto).reshape(-1)
-    return float(values[0]) if len(values) == 1 and values.dtype.kind in "fiu" else float("nan")
+    value = make(proto).reshape(-1)
+    return float(value[0]) if value.dtype.kind in "fiu" else float("nan")
 
 
 def _hyperparameters(events: Any) -> dict[str, Any]:

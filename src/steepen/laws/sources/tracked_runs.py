@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steepen.errors import UsageError
+from steepen.errors import SteepenError, UsageError
 from steepen.laws.table import Table, table_from
 
 TRACKERS = (
@@ -49,14 +49,19 @@ def tracked_table(source: str, columns: Mapping[str, str], at: str) -> Table | N
     (tokens, FLOPs, hours) has the value that it had by then.
     """
     step = _parse_at(at)
-    runs = _read_runs(source)
-    if runs is None:
-        return None
-    if not runs:
-        raise UsageError(f"{source} has no runs.")
-    metrics = list(dict.fromkeys(name for run in runs for name in run.metrics))
-    loss = _loss_metric(source, columns, metrics)
-    rows = [_row(run, loss, at, step) for run in runs]
+    try:
+        runs = _read_runs(source)
+        if runs is None:
+            return None
+        if not runs:
+            raise UsageError(f"{source} has no runs.")
+        metrics = list(dict.fromkeys(name for run in runs for name in run.metrics))
+        loss = _loss_metric(source, columns, metrics)
+        rows = [_row(run, loss, at, step) for run in runs]
+    except SteepenError:
+        raise
+    except Exception as error:  # of a tracker's library, the network, the account, or damaged files
+        raise UsageError(f"{source} cannot be read ({type(error).__name__}: {error}).") from None
     names = list(dict.fromkeys(name for row in rows for name in row))
     return table_from({name: [row.get(name) for row in rows] for name in names}, source)
 

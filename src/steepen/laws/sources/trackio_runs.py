@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 
-from steepen.errors import UsageError
 from steepen.laws.sources.tracked_runs import TrackedRun, by_metric, flat, import_tracker
 
 
@@ -15,12 +14,8 @@ def read_project(place: str) -> list[TrackedRun]:
     with contextlib.redirect_stdout(sys.stderr):  # it prints while it is imported
         api = import_tracker("trackio", "trackio", source).Api()
         storage = import_tracker("trackio.sqlite_storage", "trackio", source).SQLiteStorage
-    try:
-        runs = list(api.runs(place))
-    except ValueError as error:
-        raise UsageError(f"{source} cannot be read ({error}).") from None
     found: list[TrackedRun] = []
-    for run in runs:
+    for run in api.runs(place):
         logs = storage.get_logs(place, run.name, run_id=run.id)
         points = by_metric((int(row.get("step") or 0), row) for row in logs)
         points.pop("step", None)

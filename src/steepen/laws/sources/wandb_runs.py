@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from steepen.errors import UsageError
 from steepen.laws.sources.tracked_runs import Points, TrackedRun, by_metric, flat, import_tracker
+from steepen.utils.files import open_regular
 
 BLOCK = 32768  # bytes: a run's file is a log of LevelDB's format, after a header of 7 bytes
 HEADER = 7
@@ -20,12 +20,7 @@ def read_project(place: str) -> list[TrackedRun]:
     if Path(place).is_dir():
         return read_folder(Path(place))
     wandb = import_tracker("wandb", "wandb", f"wandb:{place}")
-    try:
-        return [_server_run(run) for run in wandb.Api().runs(place)]
-    except UsageError:
-        raise
-    except Exception as error:  # of the network, the account or the project
-        raise UsageError(f"wandb:{place} cannot be read ({type(error).__name__}: {error}).") from None
+    return [_server_run(run) for run in wandb.Api().runs(place)]
 
 
 def _server_run(run: Any) -> TrackedRun:
@@ -60,12 +55,11 @@ def _read_file(file: Path, messages: Any) -> tuple[str, TrackedRun]:
     settings: dict[str, Any] = {}
     rows: list[tuple[int, dict[str, Any]]] = []
     name, identity, state = file.stem, file.stem, "running"
-    for data in _log_entries(file.read_bytes()):
+    with open(file, "rb", opener=open_regular) as opened:
+        content = opened.read()
+    for data in _log_entries(content):
         record = messages.Record()
-        try:
-            record.ParseFromString(data)
-        except Exception as error:  # google.protobuf's DecodeError
-            raise UsageError(f"{file} is damaged ({error}).") from None
+        record.ParseFromString(data)
         kind = record.WhichOneof("record_type")
         if kind == "run":
             name, identity = record.run.display_name or record.run.run_id, record.run.run_id
@@ -92,7 +86,7 @@ def _items(items: Any) -> dict[str, Any]:
 
 def _log_entries(data: bytes) -> Iterator[bytes]:
     """The entries of a log; the last one may be incomplete while the run is being written."""
-    at, entry = HEADER, b""
+    at, entry = HEADER, bytearray()
     while at + 7 <= len(data):
         left = BLOCK - at % BLOCK
         _, length, kind = struct.unpack_from("<IHB", data, at) if left >= 7 else (0, 0, 0)
@@ -104,5 +98,5 @@ def _log_entries(data: bytes) -> Iterator[bytes]:
         if at > len(data):
             return
         if kind in (1, 4):  # whole, or the last part
-            yield entry
-            entry = b""
+            yield bytes(entry)
+            entry.clear()
