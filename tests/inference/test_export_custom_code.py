@@ -163,6 +163,8 @@ def test_only_what_the_block_needs_travels(exported: dict[str, tuple[LoadedRun, 
         "modeling_steepen", "steepen_model_block", "travel_lab_arms", "travel_lab_names", "travel_parts"
     }  # fmt: skip
     assert "# A comment that travels." in files["travel_lab_arms"]
+    card = (folder / "README.md").read_text()
+    assert "`travel_lab.arms:SquaredRelu`, `travel_lab.arms:mixed`, copied into this folder" in card
     assert not any("find_arm" in text or "steepen.training" in text for text in files.values())
     assert "nothing" not in files["travel_lab_names"]
 

@@ -41,6 +41,9 @@ def model_card(run: LoadedRun, data_license: str | None = None) -> str:
         ("licence of the data", data_license or "not stated"),
         ("run", f"`{spec.hash}`"),
     ]
+    if spec.arm.custom_code:
+        names = ", ".join(f"`{name}`" for name in spec.arm.custom_code)
+        rows.append(("custom code", f"{names}, copied into this folder; loading the model runs it"))
     if record is not None and run.checkpoint.is_final:
         bits = record.validation_bits_per_byte
         loss = f"{record.validation_loss:.4f}" + ("" if bits is None else f" ({bits:.4f} bits per byte)")
