@@ -80,7 +80,9 @@ class PowerResult(Result):
         """How often the plan gives each answer."""
         answers = {**self.power.better_fractions, **self.power.growth_fractions}
         shares = {word: share for word, share in answers.items() if share > 0}
-        bars = Series("plan", "bars", tuple(shares.values()), tuple(map(float, range(len(shares)))))
+        blue = ("#2b7bba", "#6ab0ff")
+        places = tuple(map(float, range(len(shares))))
+        bars = Series("plan", "bars", tuple(shares.values()), places, colour=blue)
         x = Axis("fraction of simulated ladders", limits=(0.0, 1.0))
         return [Panel("Answers of the planned ladder", x, Axis("", names=tuple(shares)), (bars,))]
 

@@ -56,6 +56,7 @@ MIN_DEVIATION = 1e-4  # of the loss: smaller ones are left in
 MIN_PARTNERS = 6  # rungs that match, for errors that arms share
 MAX_PARTNERED = 400  # rungs of a table in which such errors are looked for
 MIN_RUNGS_OF_OWN_E = 4
+MISSED = 3.0  # mean residual of an arm over its scatter, above which a law is no law of its runs
 MAX_ELEMENTS = 400_000  # of the covariances of a table: longer ladders are thinned
 
 
@@ -70,6 +71,21 @@ class Outlier:
     deviation: float
     p_value: float
     seed: int | None = None  # which run of the rung, where the others were kept
+
+
+def _through_runs(values: list[float], ladder: Ladder, c0: float, scatter: float) -> list[float]:
+    """log A, γ and E, with the first two fitted again given E where their means miss every run.
+
+    They do where E is hardly known: each is the mean over the model's components, which together may be a
+    curve far above or below the runs.
+    """
+    log_a, gamma, e = values
+    x, e = np.log(ladder.flops / c0), min(e, 0.999 * float(ladder.loss.min()))
+    missed = float((ladder.loss - e - np.exp(log_a - gamma * x)).mean())
+    if abs(missed) <= MISSED * scatter:
+        return values
+    slope, constant = np.polyfit(x, np.log(ladder.loss - e), 1)
+    return [float(constant), -float(slope), e]
 
 
 def to_cells(
@@ -220,6 +236,8 @@ class TableJudge:
         for i, (name, ladder) in enumerate(self.ladders.items()):
             found = [fit.mixture(parameter_contrast(fit.laws, i, k)) for k in range(3)]
             values = [float(one.mean[0]) for one in found]
+            scatter = root_mean_square(fit.residual[0, i][fit.cells.mask[i]])
+            values = _through_runs(values, ladder, self.c0, scatter)
             wide = [_span(one, confidence) for one in found]
             narrow = [_span(one, confidence) for one in held[i]]
             e = Estimate(max(values[2], 0.0), narrow[2], (max(wide[2][0], 0.0), wide[2][1]))
@@ -227,7 +245,7 @@ class TableJudge:
             arms[name] = ArmLaw(
                 arm=name, gamma=gamma, log_a=Estimate(values[0], narrow[0], wide[0]), e=e,
                 slope_standard_error=float(held[i][1].sd[0]),
-                residual_sd=root_mean_square(fit.residual[0, i][fit.cells.mask[i]]),
+                residual_sd=scatter,
                 c0=self.c0, flops_range=flops_range(ladder),
             )  # fmt: skip
         points, parameters = fit.kept.sum(), fit.laws.log_a.size * 2 + (fit.laws.e.size)
