@@ -43,7 +43,7 @@ from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
 from steepen.studies.context import DatasetInfo, StudyContext
 from steepen.studies.preset import load_preset
-from steepen.training.divergence import Diverged
+from steepen.training.stopping import Diverged
 from steepen.training.train_options import TrainOptions
 from steepen.training.trainer import train
 

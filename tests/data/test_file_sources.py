@@ -141,8 +141,8 @@ def test_half_a_surrogate_pair_becomes_a_replacement_character(tmp_path: Path) -
 def test_missing_file_midway_does_not_lose_finished_work(
     tmp_path: Path, documents: list[str], write_jsonl: WriteJsonl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steepen.data.parallel_tokenize.GROUP_CHARACTERS", 2_000)
-    monkeypatch.setattr("steepen.data.parallel_tokenize.GROUPS_PER_THREAD", 1)
+    monkeypatch.setattr("steepen.data.tokenize_source.GROUP_CHARACTERS", 2_000)
+    monkeypatch.setattr("steepen.data.tokenize_source.GROUPS_PER_THREAD", 1)
     monkeypatch.setattr("steepen.data.tokenize_source.JOURNAL_SECONDS", 0.0)
     first = write_jsonl(tmp_path / "a.jsonl", documents[:300])
     second = write_jsonl(tmp_path / "b.jsonl", documents[300:])

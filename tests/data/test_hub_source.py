@@ -79,8 +79,8 @@ def test_hub_gives_what_the_directory_gives(tmp_path: Path, tree: Path, hub: Hub
 def test_only_the_files_that_are_needed_are_downloaded(
     tmp_path: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steepen.data.parallel_tokenize.GROUP_CHARACTERS", 2_000)
-    monkeypatch.setattr("steepen.data.parallel_tokenize.GROUPS_PER_THREAD", 1)
+    monkeypatch.setattr("steepen.data.tokenize_source.GROUP_CHARACTERS", 2_000)
+    monkeypatch.setattr("steepen.data.tokenize_source.GROUPS_PER_THREAD", 1)
     # With many threads, read-ahead may request the next file before the token count is reached.
     prepare(request(hub.url, max_tokens=3_000, val_tokens=0), tmp_path / "out", threads=1)
     assert len(hub.fetched) == 1
@@ -100,7 +100,7 @@ def test_preparation_resumes_at_the_pinned_commit_after_an_outage(
     tmp_path: Path, tree: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("steepen.data.tokenize_source.JOURNAL_SECONDS", 0.0)
-    monkeypatch.setattr("steepen.data.parallel_tokenize.GROUP_CHARACTERS", 2_000)
+    monkeypatch.setattr("steepen.data.tokenize_source.GROUP_CHARACTERS", 2_000)
     hub.break_after = 2
     with pytest.raises(
         SteepenError, match=r"cannot download sample/10BT/002_00000\.parquet .*same command again"

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hub_server import HubServer
 from steepen.data import Dataset, ValidationSet, tokenize_source
 from steepen.data.prepare import PrepareRequest, prepare
+from steepen.data.sources import hub as hugging_face
 from steepen.data.sources.mixture import parse_mixture
 from steepen.data.sources.readers import ReadOptions
 from steepen.errors import SteepenError, UsageError
@@ -95,7 +97,7 @@ def test_interrupted_mixture_resumes_to_the_same_bytes(
     tmp_path: Path, sources: Path, monkeypatch: pytest.MonkeyPatch, interrupt_at: int
 ) -> None:
     whole = prepare(request(mixture(sources)), tmp_path / "whole", threads=3)
-    monkeypatch.setattr("steepen.data.parallel_tokenize.GROUP_CHARACTERS", 2_000)
+    monkeypatch.setattr("steepen.data.tokenize_source.GROUP_CHARACTERS", 2_000)
     monkeypatch.setattr(tokenize_source, "JOURNAL_SECONDS", 0.0)
     seen = 0
 
@@ -183,3 +185,33 @@ def test_wrong_mixture_is_one_sentence(mix: str, says: str) -> None:
 def test_names_of_sources_without_a_file() -> None:
     text = "fineweb:sample-10BT=1,hf:owner/wiki:en@main=1,data/code/*.jsonl.gz=1,builtin:speeches=1"
     assert list(parse_mixture(text, ReadOptions())) == ["fineweb", "wiki", "code", "speeches"]
+
+
+def test_mixture_of_a_hub_and_files_resumes_with_pinned_downloads(
+    tmp_path: Path, sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = tmp_path / "hub/owner/stories"
+    for number in range(3):
+        file = repository / f"data/train-{number}.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps({"body": words("hub", 50 * number + i)}) + "\n" for i in range(50)]
+        file.write_text("".join(lines))
+    content = {
+        "stories": {"source": "hf:owner/stories", "weight": 1, "field": "body"},
+        "web": {"source": str(sources / "web.jsonl"), "weight": 1},
+    }
+    (tmp_path / "mix.yaml").write_text(json.dumps(content))
+    monkeypatch.setattr(hugging_face, "FIRST_RETRY_SECONDS", 0.01)
+    with HubServer(tmp_path / "hub", "owner/stories") as server:
+        fetched = request(str(tmp_path / "mix.yaml"), hub=server.url, val_tokens=400)
+        expected = prepare(fetched, tmp_path / "whole")
+        server.break_after = len(server.fetched) + 2
+        with pytest.raises(SteepenError, match="run the same command"):
+            prepare(fetched, tmp_path / "data")
+        assert (tmp_path / "data.partial/downloads/stories/listing.json").is_file()
+        server.break_after = None
+        dataset = prepare(fetched, tmp_path / "data")
+    for file in expected.directory.glob("*.bin"):
+        assert (dataset.directory / file.name).read_bytes() == file.read_bytes()
+    assert dataset.manifest.source["sources"]["stories"]["revision"] == "a" * 40
+    assert not (dataset.directory / "downloads").exists()

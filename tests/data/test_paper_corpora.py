@@ -153,8 +153,8 @@ def test_fineweb_edu_keeps_training_documents_that_validation_has_too(tmp_path: 
 def test_server_is_asked_for_the_pinned_revision_and_the_files_that_are_needed(
     tmp_path: Path, fineweb: tuple[Path, list[str], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steepen.data.parallel_tokenize.GROUP_CHARACTERS", 2_000)
-    monkeypatch.setattr("steepen.data.parallel_tokenize.GROUPS_PER_THREAD", 1)
+    monkeypatch.setattr("steepen.data.tokenize_source.GROUP_CHARACTERS", 2_000)
+    monkeypatch.setattr("steepen.data.tokenize_source.GROUPS_PER_THREAD", 1)
     root, validation, _ = fineweb
     wanted = len(stream(validation[:5]))
     local = prepare(PrepareRequest(("fineweb:paper",), val_tokens=wanted, hub=str(root)), tmp_path / "local")
@@ -187,7 +187,7 @@ def test_interrupted_preparation_of_the_papers_data_ends_with_the_same_bytes(
     tmp_path: Path, fineweb: tuple[Path, list[str], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("steepen.data.tokenize_source.JOURNAL_SECONDS", 0.0)
-    monkeypatch.setattr("steepen.data.parallel_tokenize.GROUP_CHARACTERS", 500)
+    monkeypatch.setattr("steepen.data.tokenize_source.GROUP_CHARACTERS", 500)
     root, validation, _ = fineweb
     wanted = len(stream(validation[:25]))
     request = PrepareRequest(("fineweb:paper",), val_tokens=wanted, hub=str(root))

@@ -173,7 +173,7 @@ def interrupt_after(calls: int) -> Callable[[Any], None]:
 def fine_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A journal entry after every group, and small groups."""
     monkeypatch.setattr("steepen.data.tokenize_source.JOURNAL_SECONDS", 0.0)
-    monkeypatch.setattr("steepen.data.parallel_tokenize.GROUP_CHARACTERS", 2_000)
+    monkeypatch.setattr("steepen.data.tokenize_source.GROUP_CHARACTERS", 2_000)
 
 
 @pytest.mark.usefixtures("fine_journal")

@@ -17,7 +17,7 @@ from steepen.distributed.world import World
 from steepen.optim.config import OptimizerConfig
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
-from steepen.training.signals import StopSignals
+from steepen.training.stopping import StopSignals
 from steepen.training.train_options import TrainOptions
 from steepen.training.trainer import train
 
@@ -110,7 +110,7 @@ RESUMED = replace(OPTIONS, micro_batch=1)
 
 def train_with_stops(world: World, spec: RunSpec, data: Dataset, folder: Path) -> None:
     """Train a run; at each of the stops every rank is told to stop, and a copy of what is saved is kept."""
-    from steepen.training.signals import Interrupted
+    from steepen.training.stopping import Interrupted
     from steepen.training.trainer import Trainer
 
     for stop in STOPS:
@@ -164,7 +164,7 @@ def test_stop_signal_of_one_rank_stops_all_at_the_same_step(
     spec = make_spec("vanilla")
 
     def run(world: World) -> int:
-        from steepen.training.signals import Interrupted
+        from steepen.training.stopping import Interrupted
 
         def listening(self: StopSignals) -> Any:
             import contextlib

@@ -31,7 +31,7 @@ from steepen.runs.spec import DataConfig, RunSpec, code_digest
 from steepen.runs.store import RunBusy, RunStore
 from steepen.training import checkpoint as checkpoints
 from steepen.training import trainer as training_run
-from steepen.training.signals import Interrupted
+from steepen.training.stopping import Interrupted
 from steepen.training.train_options import TrainOptions
 from steepen.training.trainer import train
 from steepen.utils.json_io import with_checksum, write_json

@@ -21,7 +21,7 @@ from steepen.requests.app import main
 from steepen.runs.metrics import read_metrics, read_samples
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
-from steepen.training.signals import Interrupted
+from steepen.training.stopping import Interrupted
 from steepen.training.train_options import TrainOptions
 from steepen.training.trainer import Trainer, train
 

@@ -24,9 +24,9 @@ from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunLost, RunStore
 from steepen.training import checkpoint as checkpoints
 from steepen.training import trainer as training_run
-from steepen.training.divergence import Diverged
 from steepen.training.gradient_accumulation import OutOfMemory
 from steepen.training.metrics import TrainingTimer
+from steepen.training.stopping import Diverged
 from steepen.training.train_options import TrainOptions
 from steepen.training.trainer import train
 

@@ -23,8 +23,8 @@ from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunLost
 from steepen.training.checkpoint import CheckpointWriter
 from steepen.training.device import synchronize
-from steepen.training.divergence import diverged
 from steepen.training.step_schedule import StepSchedule
+from steepen.training.stopping import diverged
 from steepen.training.trackers import Trackers
 from steepen.utils.files import open_without_links, write_atomically
 from steepen.utils.formatting import format_clock, format_count

@@ -45,14 +45,13 @@ from steepen.runs.store import RunDirectory, RunLost, RunStore
 from steepen.training import checkpoint as checkpoints
 from steepen.training import device as device_info
 from steepen.training.checkpoint import TrainingProgress
-from steepen.training.divergence import Diverged, diverged
 from steepen.training.gpu_sharing import GpuSharing
 from steepen.training.gradient_accumulation import GradientAccumulator, OutOfMemory
 from steepen.training.metrics import MetricBuffer, MetricsFile, TrainingTimer
 from steepen.training.run_state import load_and_grow, load_or_init
 from steepen.training.samples import SampleWriter, check_prompts
-from steepen.training.signals import Interrupted, StopSignals
 from steepen.training.step_schedule import StepSchedule, build_schedule
+from steepen.training.stopping import Diverged, Interrupted, StopSignals, diverged
 from steepen.training.trackers import Trackers
 from steepen.training.train_options import TrainOptions
 from steepen.training.train_step import TrainStep, warm_up
