@@ -124,6 +124,7 @@ def test_plan_train_and_study_read_the_same_file(
 ) -> None:
     class FakeDataset:
         identity, vocabulary, padded_vocabulary = "d" * 64, 50_257, 50_304
+        validation_tokens = 20_000_000
 
         def tokens(self, split: str) -> range:
             return range(10**12 if split == "train" else 20_000_000)
