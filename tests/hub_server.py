@@ -80,13 +80,15 @@ class Answer(BaseHTTPRequestHandler):
             if commit is None:
                 return self.send_error(404)
             return self.reply(json.dumps({"id": hub.repository, "sha": commit}).encode(), body, commit)
-        if file := re.fullmatch(rf"/{hub.repository}/resolve/([^/]+)/(.+)", path):  # of a model
-            commit, found = hub.commits.get(file[1]), repository / file[2]
-            if commit is None or not found.is_file():
-                self.send_response(404)
-                self.send_header("X-Error-Code", "EntryNotFound" if commit else "RevisionNotFound")
-                return self.end_headers()
-            return self.reply(found.read_bytes(), body, commit)
+        if info := re.fullmatch(rf"/api/models/{hub.repository}(?:/revision/(.+))?", path):
+            commit = hub.commits.get(info[1] or "main")
+            if commit is None:
+                return self.send_error(404)
+            files = [{"rfilename": file.name} for file in repository.iterdir()]
+            answer = {"id": hub.repository, "sha": commit, "siblings": files}
+            return self.reply(json.dumps(answer).encode(), body, commit)
+        if file := re.fullmatch(rf"/{hub.repository}/resolve/([0-9a-f]{{40}})/(.+)", path):  # of a model
+            return self.reply((repository / file[2]).read_bytes(), body, file[1])
         if file := re.fullmatch(rf"/datasets/{hub.repository}/resolve/([0-9a-f]{{40}})/(.+)", path):
             if hub.break_after is not None and len(hub.fetched) >= hub.break_after:
                 return self.send_error(403)  # on a 5xx the library itself waits for half a minute

@@ -279,17 +279,23 @@ def model_file(repository: str, path: str, *, revision: str | None, endpoint: st
         return file if file.is_file() else None
 
     def request() -> Path | None:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+        from huggingface_hub import HfApi, hf_hub_download
 
-        try:
-            return Path(hf_hub_download(repository, path, revision=revision, endpoint=endpoint))
-        except LocalEntryNotFoundError:  # no connection, and not in the cache
-            raise
-        except EntryNotFoundError:
+        # Asked first, since without a connection it fails at once; a download is tried for half a minute.
+        info = HfApi(endpoint=endpoint).model_info(repository, revision=revision)
+        if path not in {file.rfilename for file in info.siblings or ()}:
             return None
+        return Path(hf_hub_download(repository, path, revision=info.sha, endpoint=endpoint))
 
-    return _with_retries(f"download {path} of {repository}", request, OFFLINE_ATTEMPTS)
+    try:
+        return _with_retries(f"download {path} of {repository}", request, OFFLINE_ATTEMPTS)
+    except SteepenError:
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(repository, path, revision=revision)
+        if isinstance(cached, str):
+            return Path(cached)
+        raise
 
 
 class _Downloader:
