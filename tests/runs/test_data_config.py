@@ -93,6 +93,7 @@ class FakeDataset:
     """Prepared data of the paper's sizes, without its files."""
 
     identity, vocabulary, padded_vocabulary = "d" * 64, 50_257, 50_304
+    validation_tokens = 10_000_321
 
     def tokens(self, split: str) -> range:
         return range({"train": 30_000_000_000, "val": 10_000_321}[split])

@@ -117,6 +117,7 @@ DEFAULTS: dict[str, Any] = {
     "BlockOptions.experts": None,
     "BlockOptions.active_experts": 2,
     "BlockOptions.shared_experts": 0,
+    "BlockOptions.streams": None,
     "BlockOptions.balance": "bias",
     "ModelOptions.norm_eps": 1.1920929e-07,
     "ModelOptions.rope_base": 10000,
@@ -253,6 +254,7 @@ class FakeDataset:
 
     def __init__(self, validation_tokens: int) -> None:
         self.sizes = {"train": 10**12, "val": validation_tokens}
+        self.validation_tokens = validation_tokens
 
     def tokens(self, split: str) -> range:
         return range(self.sizes[split])
