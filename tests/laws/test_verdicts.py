@@ -311,9 +311,47 @@ def _perplexity() -> dict[str, Ladder]:
     }
 
 
+def _pair(change: Callable[..., Any], flops: np.ndarray = FLOPS) -> Callable[[], dict[str, Ladder]]:
+    """Two arms, the second 1.3 times better, whose compute and losses are changed."""
+
+    def table() -> dict[str, Ladder]:
+        return {
+            name: make_ladder(name, *change(flops, ladder(name, m, seed=i, flops=flops).loss, i))
+            for i, (name, m) in enumerate((("v", 1.0), ("a", 1.3)))
+        }
+
+    return table
+
+
+SHUFFLED = [3, 1, 0, 2, 7, 6, 5, 4]
+CURVE = np.linspace(0, 3, 8) ** 2
+
+
+def _lengths() -> dict[str, Ladder]:
+    many = np.geomspace(FLOPS[0], FLOPS[-1], 30)
+    return {"v": ladder("v", flops=FLOPS[::2]), "a": ladder("a", 1.3, seed=2, flops=many)}
+
+
+def _touching() -> dict[str, Ladder]:
+    return {"v": ladder("v", flops=FLOPS[:5]), "a": ladder("a", 1.3, seed=2, flops=FLOPS[4:])}
+
+
 @pytest.mark.parametrize(
     ("table", "better", "said"),
     [
+        (_lengths, "better", ""),
+        (_touching, "better", ""),
+        (_pair(lambda c, y, i: (c, y[::-1] if i else y)), "worse", "of such a ladder mean nothing"),
+        (_pair(lambda c, y, i: (c, 0 * y + 3 - 0.1 * i)), "better", "more than a million × less compute"),
+        (_pair(lambda c, y, i: (c, y / 3.1)), "better", ""),  # bits per byte
+        (_pair(lambda c, y, i: (c / 8.64e19, y)), "better", "1 PF-day is 8.64e19"),
+        (_pair(lambda c, y, i: (c, y), np.geomspace(1e8, 1e28, 8)), "better", ""),
+        (_pair(lambda c, y, i: (c, y), np.geomspace(1e18, 1.3e18, 5)), "better", ""),
+        (_pair(lambda c, y, i: (c, np.round(y, 2))), "better", ""),
+        (_pair(lambda c, y, i: (c, y - 1.83)), "better", ""),  # a pure power law
+        (_pair(lambda c, y, i: (c[SHUFFLED], y[SHUFFLED])), "better", ""),
+        (_pair(lambda c, y, i: (c, 1e6 * y)), "better", "if these are perplexities"),
+        (_pair(lambda c, y, i: (c, 4 - 0.02 * CURVE - 0.05 * i)), "better", "E is 0, its lower bound"),
         (_short_arm, "better", "'tiny' has only 1 rung and is left out"),
         (_disjoint, "not resolved", "a against v: the ladders never overlap in compute"),
         (_identical, "no difference", "no difference within ±5% of compute"),

@@ -1,7 +1,4 @@
-"""Which rows and arms of a table enter a fit: hold-outs (their union), and arms with too few runs.
-
-Every law of a table uses these two rules, so a hold-out means the same for all of them.
-"""
+"""Which rows of a table are held out of a fit: the union of its hold-outs, the same for every law."""
 
 from __future__ import annotations
 
@@ -86,34 +83,3 @@ def held_out(hold_outs: Sequence[HoldOut], flops: Mapping[str, Array]) -> dict[s
     if all(mask.all() for mask in masks.values()):
         raise UsageError("every run is held out, so none is left to fit; hold out from a higher compute.")
     return masks
-
-
-def arms_with_enough(
-    counts: Mapping[str, int], minimum: int, what: str = "run", *, reference: str | None = None
-) -> tuple[list[str], list[str]]:
-    """The arms that have the `minimum` number of runs, and a warning for each that is left out.
-
-    Raises UsageError if no arm is left, or if the reference is left out.
-    """
-    needs = f"a law needs at least {minimum} {what}s"
-    short = {arm: count for arm, count in counts.items() if count < minimum}
-    if reference in short or len(short) == len(counts):
-        arm = reference if reference in short else max(short, key=lambda name: short[name])
-        role = f"the reference '{arm}'" if arm == reference else f"arm '{arm}'" if arm else "the table"
-        most = "" if arm == reference or len(counts) == 1 else ", the most of any arm"
-        raise UsageError(f"{role} has {_count(short[arm], what)}{most}; {needs}.")
-    return [arm for arm in counts if arm not in short], [
-        f"arm '{arm}' has {_count(count, what)} and is left out: {needs}" + _meant(arm, counts)
-        for arm, count in short.items()
-    ]
-
-
-def _count(number: int, what: str) -> str:
-    return f"only {number} {what}{'' if number == 1 else 's'}"
-
-
-def _meant(arm: str, arms: Mapping[str, int]) -> str:
-    """A hint where another arm's name differs in spaces or capitals only."""
-    plain = "".join(arm.split()).casefold()
-    same = [other for other in arms if other != arm and "".join(other.split()).casefold() == plain]
-    return f" (did you mean '{same[0]}'?)" if same else ""

@@ -27,6 +27,7 @@ def collect_warnings(
         *_units(given, unit),
         *_equal_seeds(given),
         *_similar_names(given),
+        *_flat(judge.ladders),
         *_shape(judge.ladders, fit),
     )
 
@@ -93,6 +94,15 @@ def _similar_names(ladders: dict[str, Ladder]) -> Iterable[str]:
     for first, second in combinations(ladders, 2):
         if first != second and "".join(first.split()).casefold() == "".join(second.split()).casefold():
             yield f"'{first}' and '{second}' are different arms here; if they are one, spell them alike"
+
+
+def _flat(ladders: dict[str, Ladder]) -> Iterable[str]:
+    flat = [name for name, ladder in ladders.items() if ladder.loss[-1] >= ladder.loss[0]]
+    if flat:
+        yield (
+            f"the loss of {', '.join(repr(name) for name in flat[:MAX_NAMED])} is no lower at the highest"
+            " compute than at the lowest: multipliers of such a ladder mean nothing"
+        )
 
 
 def _shape(ladders: dict[str, Ladder], fit: ComputeFit) -> list[str]:

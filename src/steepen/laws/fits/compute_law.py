@@ -64,9 +64,9 @@ class ArmLaw:
 class FitSettings:
     """Settings of a compute-law fit; `c0` None is the geometric mean of the reference's compute.
 
-    `loss` is the objective for E in the paper's method (the joint method is least squares, of log losses
-    with log-mse); `delta` is the Huber width of `huber`. `reference_law` is where the paper's method takes
-    the reference's own γ and A from: the regression at E like every other arm, or the free fit that gave E.
+    `loss` is the objective for E in the paper's method; `delta` is the Huber width of `huber`.
+    `reference_law` is where that method takes the reference's own γ and A from: the regression at E like
+    every other arm, or the free fit that gave E.
     """
 
     reference: str
@@ -92,11 +92,6 @@ class FitSettings:
         for name, value in (("delta", self.delta), ("c0", self.c0), ("noise", self.noise)):
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise UsageError(f"{name} is {value}; give a finite number greater than zero.")
-
-    @property
-    def fits_log_loss(self) -> bool:
-        """Whether the joint method fits log losses."""
-        return self.loss == "log-mse"
 
 
 @dataclass(frozen=True)

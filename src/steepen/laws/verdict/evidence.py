@@ -105,13 +105,6 @@ class Verdict:
         """The multiplier averaged over the common range."""
         return self.gain.value
 
-    @property
-    def tenable(self) -> tuple[str, ...]:
-        """Which of the exponent and the irreducible loss may alone explain a growing or shrinking gain."""
-        level = self.levels[2]
-        alone = {"exponent": self.delta_e.p_value, "irreducible": self.delta_gamma_free.p_value}
-        return tuple(name for name, p in alone.items() if p >= level)
-
     def __repr__(self) -> str:
         return f"<{self.arm} against {self.reference}: {self.word}>"
 

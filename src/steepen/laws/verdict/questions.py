@@ -59,14 +59,13 @@ class Contrasts:
     """What the questions ask of one arm, for each table.
 
     `gain` is the log multiplier averaged over the common range, `top` the one at its top; `slope` is Δγ, or
-    with an E for each arm the mean slope of the log multiplier. `gain_at` and `top_at` are their contrasts.
+    with an E for each arm the mean slope of the log multiplier. `gain_of` and `slope_of` are contrasts.
     """
 
     gain: Mixture
     top: Mixture
     slope: Mixture
     gain_of: Contrast
-    top_of: Contrast
     slope_of: Contrast
     gamma: Array  # the reference's, to which the margin is relative
 
@@ -83,7 +82,7 @@ def contrasts(fit: TableFit, arms: tuple[int, int], low: float, high: float) -> 
         slope = multiplier_contrast(laws, arms, np.array([low, high]), np.array([-1.0, 1.0]) / wide)
         gamma = np.ones_like(gamma)
     found = [fit.mixture(one) for one in (gain, top, slope)]
-    return Contrasts(found[0], found[1], found[2], gain, top, slope, gamma)
+    return Contrasts(found[0], found[1], found[2], gain, slope, gamma)
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,7 +28,9 @@ MAX_NAMED = 3  # rungs in a line
 
 
 def times(value: float) -> str:
-    """A factor: 1.081× or 12.3×."""
+    """A factor: 1.081×, 12.3×, or "more than a million ×"."""
+    if value > 1e6:
+        return "more than a million ×"
     return f"{value:.3f}×" if value < 10 else f"{value:.3g}×"
 
 
