@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
-from typing import Literal, Protocol
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -75,28 +75,6 @@ def _mix(values: npt.NDArray[np.uint64], key: np.uint64) -> npt.NDArray[np.uint6
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _MULTIPLY_1
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _MULTIPLY_2
     return mixed ^ (mixed >> np.uint64(31))
-
-
-class WindowOrder(Protocol):
-    """The order of windows over all epochs; windows are counted in batches of `rows`."""
-
-    @property
-    def windows(self) -> int:
-        """Windows in one epoch."""
-        ...
-
-    @property
-    def steps(self) -> int:
-        """Full batches in all epochs."""
-        ...
-
-    def epoch_of(self, step: int) -> int:
-        """The epoch of a step's first window, counted from 0."""
-        ...
-
-    def pieces(self, step: int, first: int, last: int) -> tuple[Int64s, Int64s]:
-        """(positions in the stream, lengths) of the pieces that make up windows [first, last) of a step."""
-        ...
 
 
 class RecutWindows:
@@ -275,6 +253,9 @@ class FixedWindows:
 
     def _epoch_order(self, epoch: int) -> Permutation:
         return Permutation(self.windows, f"steepen order {self._seed} {epoch}")
+
+
+WindowOrder: TypeAlias = RecutWindows | FixedWindows
 
 
 def require_name(name: str, value: str, accepted: tuple[str, ...]) -> None:
