@@ -285,6 +285,7 @@ def test_counts_match_the_reference_corpus(tmp_path: Path, reference_data: Calla
         ('{\n  "text": "one"\n}\n', "text"),
         ("[1, 2]\n", "text"),
         ("", "text"),
+        ("[" * 100_000, "text"),
     ],
 )
 def test_json_lines_are_detected_in_json_files(text: str, kind: str, tmp_path: Path) -> None:

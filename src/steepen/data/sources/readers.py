@@ -59,7 +59,7 @@ def _begins_with_an_object(path: Path) -> bool:
     line = next(_blocks(path), b"").split(b"\n", 1)[0]
     try:
         return isinstance(json.loads(line), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 
