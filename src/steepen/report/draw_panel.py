@@ -13,33 +13,23 @@ import numpy as np
 from steepen.report.axis_limits import Limits, can_show, panel_limits, shown_points
 from steepen.report.curves import Curve
 from steepen.report.reference_lines import draw_reference_lines
-from steepen.report.ticks import set_ticks
 from steepen.studies.answer import Axis, Panel, Series
+from steepen.utils.formatting import pretty_exponents
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FONT = 7.5  # points
 GRID, AXIS = "#e6e6e6", "#333333"
-MARKERS = {
-    "circle": "o",
-    "square": "s",
-    "star": "*",
-    "diamond": "D",
-    "triangle": "^",
-    "wedge": "v",
-    "cross": "X",
-    "block": "s",
-}
-MARKER_SIZES = {
-    "circle": 3.2,
-    "square": 3.4,
-    "star": 6.4,
-    "diamond": 3.2,
-    "triangle": 3.8,
-    "wedge": 3.8,
-    "cross": 4.0,
-    "block": 8.0,
+MARKERS = {  # matplotlib's, with its size in points
+    "circle": ("o", 3.2),
+    "square": ("s", 3.4),
+    "star": ("*", 6.4),
+    "diamond": ("D", 3.2),
+    "triangle": ("^", 3.8),
+    "wedge": ("v", 3.8),
+    "cross": ("X", 4.0),
+    "block": ("s", 8.0),
 }
 DASHES: dict[str, Any] = {"solid": "-", "dashed": (0, (4, 2)), "dotted": (0, (1, 1.6))}
 
@@ -93,6 +83,36 @@ def draw_panel(
     edges = [v for s, _ in drawn if s.kind == "band" for v in (*s.y, *s.y_high)]
     cut = any(not y_low <= edge <= y_high for edge in edges)
     return DrawnPanel(panel, axes, tuple(drawn), hidden, cut)
+
+
+def set_ticks(axis: Any, described: Axis, limits: Limits, inches: float, *, whole: bool) -> None:
+    """Named, linear or log ticks; a log axis over less than a factor of six has evenly spaced numbers."""
+    from matplotlib import ticker
+
+    low, high = limits
+    axis.set_minor_formatter(ticker.NullFormatter())
+    axis.set_tick_params(pad=2)
+    power_of_ten = ticker.FuncFormatter(lambda value, _: pretty_exponents(f"{value:g}"))
+    if described.names:
+        crowded = (
+            axis.axis_name == "x" and max(map(len, described.names)) * len(described.names) > 16 * inches
+        )
+        turned = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
+        axis.set_ticks(range(len(described.names)), described.names, parse_math=False, **turned)
+        axis.set_tick_params(length=0)
+    elif described.scale == "log" and high >= 6 * low:
+        # Powers of ten where there are three; labels such as 2×10¹⁸ are wide, so few of them.
+        powers = math.floor(math.log10(high)) - math.ceil(math.log10(low)) + 1
+        few = (1, 3) if powers == 2 and (high >= 1e4 or low < 1e-4) else (1, 2, 5)
+        axis.set_major_locator(ticker.LogLocator(subs=(1,) if powers > 2 else few, numticks=10))
+        axis.set_minor_locator(ticker.LogLocator(subs=range(2, 10), numticks=12))
+        axis.set_major_formatter(power_of_ten)
+    else:
+        large = high >= 1e5
+        few = 3 if large else 4 if inches <= 1.9 and axis.axis_name == "x" else 6
+        axis.set_major_locator(ticker.MaxNLocator(few, steps=[1, 2, 2.5, 5, 10], integer=whole))
+        axis.set_minor_locator(ticker.NullLocator())
+        axis.set_major_formatter(power_of_ten if large else ticker.ScalarFormatter(useOffset=False))
 
 
 def _draw_series(
@@ -175,10 +195,11 @@ def _inside(value: float, axis: Axis, axes: Axes) -> float:
 
 def marker_style(series: Series, colour: str) -> dict[str, Any]:
     """How a series' points are drawn; hollow where they are not filled."""
+    marker, size = MARKERS[series.marker]
     return {
         "linestyle": "none",
-        "marker": MARKERS[series.marker],
-        "markersize": MARKER_SIZES[series.marker],
+        "marker": marker,
+        "markersize": size,
         "markerfacecolor": colour if series.filled else "#ffffff",
         "markeredgecolor": "#ffffff" if series.filled else colour,
         "markeredgewidth": 0.3 if series.filled else 0.8,
