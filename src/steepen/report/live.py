@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from steepen.laws.analysis import AnalysisRequest, LadderAnalysis, analyse
 from steepen.laws.ladder import read_ladders
 from steepen.laws.table import table_from
 from steepen.report.load_studies import LoadedStudy
+from steepen.report.run_panels import thin_curve
 from steepen.runs.metrics import read_metrics
 from steepen.runs.record import RunRecord
 from steepen.runs.row import RunRow
@@ -145,7 +146,8 @@ def _curves(status: StudyStatus, directory: str) -> Panel | None:
     series: list[Series] = []
     for row in shown:
         metrics = read_metrics(Path(directory) / row.run / "metrics.jsonl")
-        tokens, losses = thin_curve(metrics)
+        logged = [(one["tokens"], one["loss"]) for one in metrics if one.get("tokens") and "loss" in one]
+        tokens, losses = thin_curve(logged, CURVE_POINTS)
         if len(tokens) > 1:
             label = f"{row.arm} d{row.depth}" + (f" seed {row.seed}" if row.seed else "")
             level = float(row.depth)
@@ -162,22 +164,6 @@ def _curves(status: StudyStatus, directory: str) -> Panel | None:
         tuple(series),
         caption=f"Means over equal ratios of tokens; running runs end where they are now.{left_out}",
     )
-
-
-def thin_curve(metrics: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
-    """At most `CURVE_POINTS` (tokens, mean loss) of a run's metrics, evenly spaced in log tokens."""
-    logged = [line for line in metrics if line.get("loss") is not None and line.get("tokens")]
-    x, y = [float(line["tokens"]) for line in logged], [float(line["loss"]) for line in logged]
-    if not x:
-        return [], []
-    span = max(math.log(x[-1] / x[0]), 1e-9)
-    cells: dict[int, list[tuple[float, float]]] = {}
-    for tokens, loss in zip(x, y, strict=True):
-        if math.isfinite(loss):
-            cell = int(math.log(tokens / x[0]) / span * (CURVE_POINTS - 1))
-            cells.setdefault(cell, []).append((tokens, loss))
-    means = [(cell[-1][0], sum(loss for _, loss in cell) / len(cell)) for _, cell in sorted(cells.items())]
-    return [tokens for tokens, _ in means], [loss for _, loss in means]
 
 
 def _loss_panel(records: Sequence[RunRecord], law: LadderAnalysis | None) -> Panel | None:

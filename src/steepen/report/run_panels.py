@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -91,18 +91,24 @@ def _curve(record: RunRecord, directory: Path | None) -> tuple[tuple[float, ...]
         lines = read_metrics(RunDirectory(directory / record.run).metrics_file)
         rows = [(row["step"], row["loss"]) for row in lines if row.get("loss") is not None]
     rows = rows or [(score.step, score.loss) for score in record.validation_scores]
-    rows = [(step, loss) for step, loss in rows if step > 0 and math.isfinite(loss)]
+    steps, losses = thin_curve(rows, CURVE_POINTS)
+    return tuple(record.spec.batch_tokens * step for step in steps), losses
+
+
+def thin_curve(
+    rows: Iterable[tuple[float, float]], count: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """About `count` means of (x, y) at most, over equal ratios of x, without values that are not finite."""
+    rows = [(x, y) for x, y in rows if x > 0 and math.isfinite(y)]
     if not rows:
         return (), ()
-    growth = max(rows[-1][0] / rows[0][0], 1.0) ** (1 / CURVE_POINTS)
+    span = math.log(max(rows[-1][0] / rows[0][0], 1.0)) or 1.0
     bins: dict[int, list[tuple[float, float]]] = {}
-    for step, loss in rows:
-        place = 0 if growth <= 1 else int(math.log(step / rows[0][0]) / math.log(growth) + 1e-9)
-        bins.setdefault(place, []).append((step, loss))
-    batch = record.spec.batch_tokens
+    for x, y in rows:
+        bins.setdefault(int(count * math.log(x / rows[0][0]) / span + 1e-9), []).append((x, y))
     return (
-        tuple(batch * fmean(step for step, _ in found) for found in bins.values()),
-        tuple(fmean(loss for _, loss in found) for found in bins.values()),
+        tuple(fmean(x for x, _ in own) for own in bins.values()),
+        tuple(fmean(y for _, y in own) for own in bins.values()),
     )
 
 

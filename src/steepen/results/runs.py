@@ -378,20 +378,13 @@ def _field_column(header: str, name: str) -> Column:
     return Column(header, value=lambda run: (run.fields if isinstance(run, Run) else run)[name])
 
 
-def run_blocks(rows: Sequence[Mapping[str, Any]], width: int, extra: Sequence[str] = ()) -> Iterator[Block]:
-    """Runs, by their fields, as a table of at most `width` columns, and the causes of failures.
-
-    `extra` are further fields to show.
-    """
+def run_table(rows: Sequence[Mapping[str, Any]], width: int, extra: Sequence[str] = ()) -> Table:
+    """Runs, by their fields, as a table of at most `width` columns; `extra` are further fields to show."""
     wide = width >= WIDE + sum(len(field) + 2 for field in extra)
-
-    def name(row: Mapping[str, Any]) -> str:
-        return row["run"] if wide else row["run"][:8]
-
     columns = [
         Column("status", value=lambda row: row["status"], styles=STYLES),
         Column("done", value=_done, align="right"),
-        Column("run", value=name),
+        Column("run", value=lambda row: row["run"] if wide else row["run"][:8]),
         Column("arm", value=lambda row: row["arm"]),
         Column("depth", str, value=lambda row: row["depth"]),
         Column("seed", str, value=lambda row: row["seed"]),
@@ -403,8 +396,16 @@ def run_blocks(rows: Sequence[Mapping[str, Any]], width: int, extra: Sequence[st
     ]
     left_out = set() if wide else {"tokens", "tokens/s"}
     left_out |= set() if any(map(_done, rows)) else {"done"}
-    yield table_of(rows, [column for column in columns if column.header not in left_out], rule=False)
-    yield from (Paragraph(f"{name(row)} failed: {row['cause']}") for row in rows if row["status"] == "failed")
+    return table_of(rows, [column for column in columns if column.header not in left_out], rule=False)
+
+
+def run_blocks(rows: Sequence[Mapping[str, Any]], width: int, extra: Sequence[str] = ()) -> Iterator[Block]:
+    """The table of runs, and the causes of failures."""
+    yield (table := run_table(rows, width, extra))
+    names = [row[table.columns.index("run")] for row in table.rows]
+    for name, row in zip(names, rows, strict=True):
+        if row["status"] == "failed":
+            yield Paragraph(f"{name} failed: {row['cause']}")
     unknown = dict.fromkeys(row["cause"] for row in rows if row["status"] == "unknown")
     yield from (Paragraph(f"unknown: {cause}") for cause in unknown)
 

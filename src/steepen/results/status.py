@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from steepen.results.result import Result
-from steepen.results.table import Column, table_of
+from steepen.results.runs import run_blocks
+from steepen.results.table import Column
 from steepen.results.text import Block, Lines
-from steepen.runs.row import RunRow
 from steepen.studies.driver.study_status import StudyStatus, done_fraction
 from steepen.utils.formatting import format_duration
 
-
-def _flops(flops: float) -> str:
-    return f"{flops:.2e}" if flops else "–"
-
-
 NOT_ENDED = ("running", "failed", "interrupted", "unknown")
-# Runs that are under way or ended without a record, in a terminal.
-RUN_COLUMNS = [
-    Column("status", value=lambda row: row.status),
-    Column("done", value=lambda row: f"{row.step / row.steps:.0%}" if row.step and row.steps else ""),
-    Column("run", whole=True, value=lambda row: row.run),
-    Column("arm", value=lambda row: row.arm),
-    Column("depth", value=lambda row: row.depth),
-    Column("seed", value=lambda row: row.seed),
-    Column("FLOPs", _flops, value=lambda row: row.flops, align="right"),
-    Column("loss", ".4f", value=lambda row: row.loss),
-]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,15 +81,8 @@ class Status(Result):
             yield Lines(f"No study in {self.directory} yet.")
         for one in self.studies if self.alone else ():
             yield from (Lines(text) for text in (one.message,) if text)
-            yield from _unfinished([row for row in one.runs if row.status in NOT_ENDED])
-
-
-def _unfinished(rows: Sequence[RunRow]) -> Iterable[Block]:
-    if rows:
-        yield table_of(rows, RUN_COLUMNS)
-    yield from (Lines(f"{row.run} failed: {row.cause}") for row in rows if row.status == "failed")
-    causes = dict.fromkeys(row.cause for row in rows if row.status == "unknown")
-    yield from (Lines(f"unknown: {cause}") for cause in causes)
+            if rows := [vars(row) for row in one.runs if row.status in NOT_ENDED]:
+                yield from run_blocks(rows, width)
 
 
 def _line(study: StudyStatus) -> str:

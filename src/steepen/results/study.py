@@ -16,9 +16,9 @@ from steepen.results.fit import STYLES, verdict_words
 from steepen.results.panel import Panel
 from steepen.results.render import formatted_rows, right_columns
 from steepen.results.result import Result
-from steepen.results.status import RUN_COLUMNS
-from steepen.results.table import Column, Table, table_of
-from steepen.results.text import Block, Lines, Paragraph
+from steepen.results.runs import run_table
+from steepen.results.table import Column, Table
+from steepen.results.text import WIDTH, Block, Lines, Paragraph
 from steepen.studies.answer import Answer
 from steepen.studies.driver.journal import Journal, find_study_folder
 from steepen.studies.driver.study_status import StudyStatus, study_status
@@ -95,7 +95,8 @@ class Study(Result):
         """The verdicts; of a study without any, its first table; without an answer, the runs."""
         answer = self.answer
         if answer is None:
-            return table_of(self.rows, RUN_COLUMNS, self.headline(), caption)
+            table = run_table([vars(row) for row in self.rows], WIDTH)
+            return replace(table, title=self.headline(), caption=caption)
         if answer.verdicts or not answer.tables:
             return super().table(caption)
         return replace(answer.tables[0], caption=caption)

@@ -2,6 +2,8 @@
 
 A new study is a file and a row of `STUDIES`, which names the options its function takes. An option that no
 other study has is a row of `OPTIONS` too: that is its type, its help and its name on the command line.
+tests/studies/test_every_study.py runs every row: an answer has a question, findings or verdicts, a section,
+panels, tables, and sentences on its method.
 """
 
 from __future__ import annotations
