@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import os
 import shutil
 import socket
@@ -269,8 +270,8 @@ def test_wrong_studies_and_ports_are_refused(
 
 
 def test_a_curve_is_thinned_to_means() -> None:
-    metrics = [{"step": step, "tokens": step * 100, "loss": 7.0} for step in range(1, 5001)]
-    tokens, losses = thin_curve([*metrics, {"step": 5000, "validation_loss": 6.0}])
+    logged = [(step * 100.0, 7.0) for step in range(1, 5001)]
+    tokens, losses = thin_curve([*logged, (500_000.0, math.nan)], CURVE_POINTS)
     assert len(tokens) <= CURVE_POINTS and tokens[0] == 100 and tokens[-1] == 500_000
-    assert set(losses) == {7.0} and tokens == sorted(tokens)
-    assert thin_curve([]) == ([], [])
+    assert set(losses) == {7.0} and list(tokens) == sorted(tokens)
+    assert thin_curve([], CURVE_POINTS) == ((), ())

@@ -92,7 +92,7 @@ def set_ticks(axis: Any, described: Axis, limits: Limits, inches: float, *, whol
     low, high = limits
     axis.set_minor_formatter(ticker.NullFormatter())
     axis.set_tick_params(pad=2)
-    power_of_ten = ticker.FuncFormatter(lambda value, _: pretty_exponents(f"{value:g}"))
+    power_of_ten = ticker.FuncFormatter(_power_of_ten)
     if described.names:
         crowded = (
             axis.axis_name == "x" and max(map(len, described.names)) * len(described.names) > 16 * inches
@@ -113,6 +113,11 @@ def set_ticks(axis: Any, described: Axis, limits: Limits, inches: float, *, whol
         axis.set_major_locator(ticker.MaxNLocator(few, steps=[1, 2, 2.5, 5, 10], integer=whole))
         axis.set_minor_locator(ticker.NullLocator())
         axis.set_major_formatter(power_of_ten if large else ticker.ScalarFormatter(useOffset=False))
+
+
+def _power_of_ten(value: float, _: int) -> str:
+    """A tick of a log axis: 0.02, 500, 10¹⁸ or 2×10⁻⁵."""
+    return pretty_exponents(f"{value:g}")
 
 
 def _draw_series(

@@ -17,7 +17,7 @@ from steepen.runs.store import RunDirectory
 from steepen.studies.answer import Answer, Axis, Panel, Series, StudyFit, Table
 from steepen.studies.cells import table
 
-CURVE_POINTS = 60  # means of equal numbers of steps, after the first ones
+CURVE_POINTS = 61  # means over equal ratios of steps
 MAX_CURVES = 8  # of an arm
 MAX_ARMS = 9
 
@@ -98,14 +98,14 @@ def _curve(record: RunRecord, directory: Path | None) -> tuple[tuple[float, ...]
 def thin_curve(
     rows: Iterable[tuple[float, float]], count: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """About `count` means of (x, y) at most, over equal ratios of x, without values that are not finite."""
+    """At most `count` means of (x, y), over equal ratios of x and the last alone; only of finite values."""
     rows = [(x, y) for x, y in rows if x > 0 and math.isfinite(y)]
     if not rows:
         return (), ()
     span = math.log(max(rows[-1][0] / rows[0][0], 1.0)) or 1.0
     bins: dict[int, list[tuple[float, float]]] = {}
     for x, y in rows:
-        bins.setdefault(int(count * math.log(x / rows[0][0]) / span + 1e-9), []).append((x, y))
+        bins.setdefault(int((count - 1) * math.log(x / rows[0][0]) / span + 1e-9), []).append((x, y))
     return (
         tuple(fmean(x for x, _ in own) for own in bins.values()),
         tuple(fmean(y for _, y in own) for own in bins.values()),
