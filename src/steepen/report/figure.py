@@ -6,14 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from steepen.report.axis_limits import Limits, panel_limits
 from steepen.report.colours import ARM_TITLES
 from steepen.report.curves import Curve, curves_of, panel_with_titles
 from steepen.report.draw_panel import DrawnPanel, draw_panel, wrapped
 from steepen.report.figure_legend import SPACING, legend_columns, legend_handles
-from steepen.report.figure_style import Format, figure_bytes, figure_format, figure_style, new_figure
+from steepen.report.figure_style import Format, figure_bytes, figure_style, new_figure
+from steepen.results.render import check_figure
 from steepen.studies.answer import Panel
 from steepen.utils.files import write_atomically
 
@@ -31,7 +32,8 @@ def save_panels(
     size: tuple[float, float] | None = None,
 ) -> None:
     """Write one figure of some panels, in the format of the file's name; `size` is in inches."""
-    kind = figure_format(path)
+    check_figure(path)
+    kind = cast("Format", path.suffix.lower().removeprefix("."))
     write_atomically(path, figure_files(panels, titles, (kind,), size)[kind])
 
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-
-from steepen.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,14 +71,6 @@ def new_figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
-
-
-def figure_format(path: Path) -> Format:
-    """The format that a figure's file name asks for; refuses one that cannot be written."""
-    kind = path.suffix.lower().removeprefix(".")
-    if kind not in FORMATS:
-        raise UsageError(f"the figure {path.name} must end in .pdf, .png or .svg.")
-    return kind
 
 
 def figure_bytes(figure: Figure, kind: Format) -> bytes:

@@ -7,9 +7,7 @@ Only typer's public names are used, so that any typer from 0.15 works.
 
 from __future__ import annotations
 
-import functools
 import inspect
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -176,10 +174,9 @@ def default_text(field: Field) -> str:
 
 
 def shorten_types(command: Any) -> Any:
-    """Make a command and its subcommands print no type for a flag, and `<float>` for a number with bounds.
+    """Make a command and its subcommands print no type for a flag, and `<str>` for an argument.
 
-    typer prints `<bool>`, `<float range> [1<=x<=1e+60]` and `<list[str]>`, which leave little of 80 columns
-    to the text. A value out of its range is an error that states the range.
+    typer prints `<bool>` and `<list[str]>`, which leave little of 80 columns to the text.
     """
     plain = command.get_params
 
@@ -188,10 +185,9 @@ def shorten_types(command: Any) -> Any:
         for one in found:
             if one.param_type_name == "argument":
                 # The metavar of an argument is its name, so its type is replaced where it is printed.
-                one.display_type_rich = functools.partial(_short_type, one)
+                one.display_type_rich = _argument_type
             elif one.metavar is None:
-                one.metavar = _short_type(one, context)
-                one.min = one.max = None  # printed only: the range is checked elsewhere
+                one.metavar = ""  # a flag; other options have one
         return found
 
     command.get_params = get_params
@@ -200,10 +196,5 @@ def shorten_types(command: Any) -> Any:
     return command
 
 
-def _short_type(parameter: Any, ctx: Any) -> str | None:
-    if getattr(parameter, "is_flag", False):
-        return ""
-    if not hasattr(parameter, "display_type"):  # typer before 0.20 has no such types
-        return None
-    name = parameter.display_type(ctx).lower()
-    return re.sub(r"<(?:list\[)?(\w+)(?: range)?\]?>", r"<\1>", name)
+def _argument_type(ctx: Any) -> str:
+    return "<str>"

@@ -186,8 +186,10 @@ class Result(ABC):
         `options` are those of `save_figure`.
         """
         from steepen.report.figure_options import figure_options
-        from steepen.report.result_page import result_page
+        from steepen.report.load_studies import LoadedStudy
+        from steepen.report.page import render_page
         from steepen.results.text import WIDTH, Lines, Paragraph
+        from steepen.studies.answer import Answer, StudyVerdict
         from steepen.utils.files import write_atomically
 
         target, chosen = Path(path), figure_options(options)
@@ -198,17 +200,19 @@ class Result(ABC):
         texts = [
             b.text for b in blocks if isinstance(b, Lines) or (isinstance(b, Paragraph) and not verdicts)
         ]
-        page = result_page(
+        answer = Answer(
+            "fit",
             self.headline(),
-            panels=chosen.apply(self.panels()),
-            tables=[*self._problem_tables(), *(block for block in blocks if isinstance(block, Table))],
-            verdicts=verdicts,
-            findings=[line for text in texts for line in text.splitlines() if line.strip()],
-            cautions=self._cautions(),
-            warnings=list(self.warnings()),
-            titles=chosen.titles,
+            section="",
+            findings=tuple(line for text in texts for line in text.splitlines() if line.strip()),
+            values={},
+            verdicts=tuple(StudyVerdict(verdict, arm) for arm, verdict in verdicts.items()),
+            panels=tuple(chosen.apply(self.panels())),
+            tables=(*self._problem_tables(), *(block for block in blocks if isinstance(block, Table))),
+            warnings=tuple(self.warnings()),
+            cautions=tuple(self._cautions()),
         )
-        write_atomically(target, page)
+        write_atomically(target, render_page([LoadedStudy("fit", answer, {}, ())], titles=chosen.titles))
         return target
 
     def warnings(self) -> Sequence[str]:
