@@ -56,48 +56,30 @@ TUNED = (
     "untied-2-inject-only",
 )  # fmt: skip
 DECAY = 0.8  # weight decay of the data-constrained grid where it is fixed
-# Ladders that differ by recipe or optimizer: their names in a table, with our arm and variant.
-SERIES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
+# Ladders that differ by recipe or optimizer: our arm and variant of each.
+VARIANTS = {
+    "vanilla-scaled-om": ("vanilla", "output multiplier scaled"),
+    "vanilla-scaled-wd": ("vanilla", "weight decay scaled"),
+    "vanilla-warmdown-1": ("vanilla", "warm-down 1"),
+    "vanilla-mup-om": ("vanilla", "muP output"),
+    "vanilla-constant-mup-om": ("vanilla", "constant, muP output"),
+    "vanilla-constant": ("vanilla", "constant"),
+    "vanilla-adam": ("vanilla", "adamw"),
+    "operator-1-vanilla-recipe": ("operator-1", "vanilla recipe"),
+    "deep-vanilla-width-only-adam": ("width-only-deep-vanilla", "adamw"),
+}
+WIDTHS = "width_optimizer_ladders"
+SERIES = {  # by part, their table and the ladders of it
     "hyperparameters": (
         "ablation_ladders",
-        {
-            "vanilla": ("vanilla", ""),
-            "vanilla-scaled-om": ("vanilla", "output multiplier scaled"),
-            "vanilla-scaled-wd": ("vanilla", "weight decay scaled"),
-            "vanilla-warmdown-1": ("vanilla", "warm-down 1"),
-            "vanilla-mup-om": ("vanilla", "muP output"),
-            "vanilla-constant-mup-om": ("vanilla", "constant, muP output"),
-            "vanilla-constant": ("vanilla", "constant"),
-        },
+        ("vanilla", "vanilla-scaled-om", "vanilla-scaled-wd", "vanilla-warmdown-1", "vanilla-mup-om",
+         "vanilla-constant-mup-om", "vanilla-constant"),
     ),
-    "ladder": (
-        "ablation_ladders",
-        {
-            "vanilla": ("vanilla", ""),
-            "operator-1": ("operator-1", ""),
-            "operator-1-vanilla-recipe": ("operator-1", "vanilla recipe"),
-        },
-    ),
-    "width-only": (
-        "width_optimizer_ladders",
-        {
-            "deep-vanilla-width-only": ("width-only-deep-vanilla", ""),
-            "untied-2-width-only": ("width-only-untied-2", ""),
-        },
-    ),
-    "width-and-depth": (
-        "width_optimizer_ladders", {"deep-vanilla": ("deep-vanilla", ""), "untied-2": ("untied-2", "")},
-    ),
-    "optimizer, width only": (
-        "width_optimizer_ladders",
-        {
-            "deep-vanilla-width-only": ("width-only-deep-vanilla", ""),
-            "deep-vanilla-width-only-adam": ("width-only-deep-vanilla", "adamw"),
-        },
-    ),
-    "optimizer, width and depth": (
-        "width_optimizer_ladders", {"vanilla": ("vanilla", ""), "vanilla-adam": ("vanilla", "adamw")},
-    ),
+    "ladder": ("ablation_ladders", ("vanilla", "operator-1", "operator-1-vanilla-recipe")),
+    "width-only": (WIDTHS, ("deep-vanilla-width-only", "untied-2-width-only")),
+    "width-and-depth": (WIDTHS, ("deep-vanilla", "untied-2")),
+    "optimizer, width only": (WIDTHS, ("deep-vanilla-width-only", "deep-vanilla-width-only-adam")),
+    "optimizer, width and depth": (WIDTHS, ("vanilla", "vanilla-adam")),
 }  # fmt: skip
 
 
@@ -180,7 +162,8 @@ class PaperStudies:
         context = self.context()
         specs: list[LadderSpec] = []
         found: dict[str, Row] = {}
-        for i, (theirs, (arm, variant)) in enumerate(series.items()):
+        for i, theirs in enumerate(series):
+            arm, variant = VARIANTS.get(theirs) or (our_name(theirs) or theirs, "")
             own = table(name).where(arm=theirs)
             recipe = context.recipe(find_arm(arm))
             # Every ladder gets specs of its own; what was run is in the table, not in the plan.
