@@ -55,7 +55,8 @@ def curve_panels(records: Sequence[RunRecord], directory: Path | None, titles: d
 
 def source_panels(records: Sequence[RunRecord]) -> list[Panel]:
     """Validation loss on each source of a mixture against compute, a panel per source; [] without one."""
-    measured = [(record, record.validation_scores[-1].by_source) for record in records]
+    # The paper's and imported runs have a loss but no history of scores.
+    measured = [(one, one.validation_scores[-1].by_source) for one in records if one.validation_scores]
     panels: list[Panel] = []
     for source in dict.fromkeys(name for _, losses in measured for name in losses):
         arms: dict[str, list[tuple[RunRecord, float]]] = {}
