@@ -373,9 +373,14 @@ def test_four_runs_of_a_gpu_are_started_where_processes_can_share_it(
     service = type("Service", (Service,), {})
     monkeypatch.setattr(local_module, "MultiProcessService", service)
     launcher = LocalLauncher(context)
-    assert (launcher.slots, launcher.max_started) == (2, 8)
+    assert (launcher.slots, launcher.max_started) == (2, 4)  # until they are known to be light
     jobs = [Job(one, context.store.run(one)) for one in (spec(0), spec(1))]
     launcher.start(jobs)
+    assert launcher.max_started == 8
+    monkeypatch.setattr(local_module, "is_light", lambda _: False)
+    jobs.append(Job(spec(2), context.store.run(spec(2))))
+    launcher.start(jobs[-1:])
+    assert launcher.max_started == 4
     for job in jobs:
         environment = job.handle[0].worker.environment
         assert environment["CUDA_MPS_PIPE_DIRECTORY"] == "/a/folder"

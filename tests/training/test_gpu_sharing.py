@@ -57,7 +57,7 @@ def test_small_runs_train_at_the_same_time_where_the_gpu_runs_kernels_of_several
 ) -> None:
     monkeypatch.setenv(RUNS_PER_GPU_VARIABLE, "4")
     first, second = sharing(), sharing()
-    monkeypatch.setattr(gpu_sharing, "_LIGHT_STEP", 1.0)
+    monkeypatch.setattr(gpu_sharing, "is_light", lambda _: False)
     heavy = sharing()
     assert (first.runs_per_gpu, heavy.runs_per_gpu) == (4, 1)
     with first.turn():

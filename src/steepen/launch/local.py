@@ -13,6 +13,7 @@ from steepen.errors import UsageError, is_whole
 from steepen.launch.base import Job, LaunchContext, LauncherBase
 from steepen.launch.gpu_service import MultiProcessService
 from steepen.launch.worker import Attempt, TaskProcess, Worker
+from steepen.runs.spec import is_light
 from steepen.utils.lock import GPU_LOCKS_VARIABLE, RUNS_PER_GPU_VARIABLE
 
 MAX_PER_MACHINE = 10_000  # jobs, threads of a run, runs of a GPU
@@ -98,6 +99,7 @@ class LocalLauncher(LauncherBase):
         at_once = runs_per_gpu or (RUNS_AT_ONCE if self.overlap else 1)
         self.serves = bool(devices) and at_once > 1 and MultiProcessService.available()
         self.service: MultiProcessService | None = None
+        self.light = False  # whether the runs that were started last are
         self.ahead = 1 if not self.overlap else at_once if self.serves else 2  # runs started per GPU
         # A run that may have several GPUs takes as many slots, of a pool of all GPUs.
         slots = self.devices * self.ahead if context.gpus_per_run.single else pool
@@ -106,13 +108,14 @@ class LocalLauncher(LauncherBase):
 
     @property
     def max_started(self) -> int:
-        """More than train, where the next runs of each GPU are set up ahead."""
-        return self.slots * self.ahead
+        """More than train, where the next runs of each GPU are set up ahead; many of them only if light."""
+        return self.slots * (self.ahead if self.light else min(2, self.ahead))
 
     def start(self, jobs: Sequence[Job]) -> None:
         """Hand each job to the worker process of a free slot; the first job of a slot starts one."""
         if self.serves and self.service is None:
             self.service = MultiProcessService.start()
+        self.light = all(is_light(job.spec) for job in jobs)
         self.waiting += jobs
         self._start_waiting()
 

@@ -233,6 +233,16 @@ def expected_flops(spec: RunSpec, count: FlopCount = "total") -> float:
     return run_flops(*size, stop=spec.steps).counted(count)
 
 
+# FLOPs of a step below which runs train together. Four runs at once took 2.9 times as long as one at 8e10
+# (1.4 runs in the time of one), 3.5 times at 4e11, measured on an H200 (docs/log.md, "Several runs at once").
+_LIGHT_STEP = 1e12
+
+
+def is_light(spec: RunSpec) -> bool:
+    """Whether the steps of a run leave so much of a GPU idle that several runs should share it."""
+    return expected_flops(spec) / spec.steps <= _LIGHT_STEP
+
+
 def whole_validation_tokens(wanted: int, available: int, context: int, batch_tokens: int) -> int:
     """`wanted` validation tokens, or those of `available` if fewer, in whole training batches.
 

@@ -21,14 +21,11 @@ import torch
 
 from steepen.recipe.memory import training_memory
 from steepen.recipe.recipe import PlannedRun
-from steepen.runs.spec import RunSpec, expected_flops
+from steepen.runs.spec import RunSpec, is_light
 from steepen.utils.files import open_without_links
 from steepen.utils.lock import GPU_LOCKS_VARIABLE, RUNS_PER_GPU_VARIABLE
 
 _SMALL = 1 / 6  # of the GPU's memory: four such runs fit, also if the estimates are too low by a third
-# FLOPs of a step below which runs train together. Four runs at once took 2.9 times as long as one at 8e10
-# (1.4 runs in the time of one), 3.5 times at 4e11, measured on an H200 (docs/log.md, "Several runs at once").
-_LIGHT_STEP = 1e12
 _MICRO_BATCH_TOKENS = 65_536  # the first micro-batch that gradient accumulation tries
 _POLL_SECONDS = 0.005
 
@@ -51,8 +48,8 @@ class GpuSharing:
         self.path = None if path is None else Path(path)
         self.stopped = stopped
         self.seconds_waited = 0.0
-        light = expected_flops(spec) / spec.steps <= _LIGHT_STEP
-        self.runs_per_gpu = int(os.environ.get(RUNS_PER_GPU_VARIABLE, "1")) if path and light else 1
+        most = int(os.environ.get(RUNS_PER_GPU_VARIABLE, "1"))
+        self.runs_per_gpu = most if path and is_light(spec) else 1
         self.small = self.path is None or is_small(
             spec, torch.cuda.get_device_properties(device).total_memory
         )
