@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +11,11 @@ import numpy as np
 
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
+from steepen.recipe.recipe import PlannedRun
 from steepen.recipe.recipe_file import RecipeFile
 from steepen.runs.spec import override
 from steepen.studies.answer import Answer, Study, Table, Work
-from steepen.studies.cells import Plan, measure, run_concurrently
+from steepen.studies.cells import Cell, Cells, Plan, measure, run_concurrently
 from steepen.studies.context import StudyContext
 
 FIRST, FURTHEST = (-2, 0, 2), 8  # powers of √2 around the recipe's rate
@@ -113,6 +114,22 @@ def _sweep(
     return arm, depth, found, runs
 
 
+def _ladder(
+    context: StudyContext, arms: Sequence[str], rungs: Sequence[int]
+) -> Generator[tuple[Arm, int, PlannedRun]]:
+    """The ladder's run of every arm and depth, the largest first."""
+    for depth in sorted(rungs or context.preset.rungs, reverse=True):
+        for arm in (find_arm(name) for name in arms or context.preset.arms):
+            yield arm, depth, context.recipe(arm).at(arm, depth, context.size_rule)
+
+
+def _by_rung(cells: Cells) -> dict[tuple[str, int], list[Cell]]:
+    found: dict[tuple[str, int], list[Cell]] = {}
+    for cell in cells:
+        found.setdefault((cell["arm"], cell["depth"]), []).append(cell)
+    return found
+
+
 def _mean(losses: Sequence[float]) -> float:
     return sum(losses) / len(losses)
 
@@ -136,18 +153,15 @@ def recheck(
 ) -> Study:
     """Is the recipe's rate the best at these rungs? Ladder runs at 1/√2, 1 and √2 times it."""
     plans: list[Plan] = []
-    for depth in sorted(rungs or context.preset.rungs[-1:], reverse=True):
-        for arm in (find_arm(name) for name in arms or context.preset.arms):
-            run = context.recipe(arm).at(arm, depth, context.size_rule)
-            for power in (-1, 0, 1):
-                rate = _rate(context, arm, depth, power)
-                changed = replace(run, hyperparameters=replace(run.hyperparameters, learning_rate=rate))
-                varied = {"arm": arm.name, "depth": depth, "rate": rate, "power": power}
-                plans += [(context.spec(changed, seed=seed), varied) for seed in seeds]
+    for arm, depth, run in _ladder(context, arms, rungs or context.preset.rungs[-1:]):
+        for power in (-1, 0, 1):
+            rate = _rate(context, arm, depth, power)
+            changed = replace(run, hyperparameters=replace(run.hyperparameters, learning_rate=rate))
+            varied = {"arm": arm.name, "depth": depth, "rate": rate, "power": power}
+            plans += [(context.spec(changed, seed=seed), varied) for seed in seeds]
     cells = yield from measure(context, plans)
     rows: list[tuple[Any, ...]] = []
-    for name, depth in dict.fromkeys((cell["arm"], cell["depth"]) for cell in cells):
-        own = [cell for cell in cells if (cell["arm"], cell["depth"]) == (name, depth)]
+    for (name, depth), own in _by_rung(cells).items():
         found: Losses = {}
         for cell in own:
             found.setdefault(cell["power"], []).append(cell.loss)
@@ -176,18 +190,14 @@ def authors_storage(
 ) -> Study:
     """What storing the embedding and the RoPE table in bf16, as the authors do, changes: paired by seed."""
     plans: list[Plan] = []
-    for depth in sorted(rungs or context.preset.rungs, reverse=True):
-        for arm in (find_arm(name) for name in arms or context.preset.arms):
-            run = context.recipe(arm).at(arm, depth, context.size_rule)
-            for seed in seeds:
-                spec = context.spec(run, seed=seed)
-                varied = {"arm": arm.name, "depth": depth, "seed": seed}
-                plans += [(spec, {**varied, "stored": "fp32"})]
-                plans += [(override(spec, AUTHORS_STORAGE), {**varied, "stored": "bf16"})]
+    for arm, depth, run in _ladder(context, arms, rungs):
+        for seed in seeds:
+            spec, varied = context.spec(run, seed=seed), {"arm": arm.name, "depth": depth, "seed": seed}
+            plans += [(spec, {**varied, "stored": "fp32"})]
+            plans += [(override(spec, AUTHORS_STORAGE), {**varied, "stored": "bf16"})]
     cells = yield from measure(context, plans)
     rows: list[tuple[Any, ...]] = []
-    for name, depth in dict.fromkeys((cell["arm"], cell["depth"]) for cell in cells):
-        own = [cell for cell in cells if (cell["arm"], cell["depth"]) == (name, depth)]
+    for (name, depth), own in _by_rung(cells).items():
         pairs = {
             cell["seed"]: {c["stored"]: c.loss for c in own if c["seed"] == cell["seed"]} for cell in own
         }
@@ -218,14 +228,12 @@ def noise(
 ) -> Study:
     """Ladder runs of several seeds, the largest first."""
     plans: list[Plan] = []
-    for depth in sorted(rungs or context.preset.rungs, reverse=True):
-        for arm in (find_arm(name) for name in arms or context.preset.arms):
-            run = context.recipe(arm).at(arm, depth, context.size_rule)
-            plans += [(context.spec(run, seed=seed), {"arm": arm.name, "depth": depth}) for seed in seeds]
+    for arm, depth, run in _ladder(context, arms, rungs):
+        plans += [(context.spec(run, seed=seed), {"arm": arm.name, "depth": depth}) for seed in seeds]
     cells = yield from measure(context, plans)
     rows: list[tuple[Any, ...]] = []
-    for name, depth in dict.fromkeys((cell["arm"], cell["depth"]) for cell in cells):
-        losses = [cell.loss for cell in cells if (cell["arm"], cell["depth"]) == (name, depth)]
+    for (name, depth), own in _by_rung(cells).items():
+        losses = [cell.loss for cell in own]
         spread = float(np.std(losses, ddof=1)) if len(losses) > 1 else math.nan
         rows.append((name, depth, len(losses), _mean(losses), spread))
     return Answer(
