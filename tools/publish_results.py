@@ -178,7 +178,8 @@ def main() -> None:
     options = parser.parse_args()
     folder: Path = options.folder.resolve()
     if options.add is not None:
-        add(folder, *options.add, options.shared)
+        runs, studies = options.add
+        add(folder, runs, studies, options.shared)
     page = folder / "README.md"
     text = page.read_text(encoding="utf-8")
     before, start, rest = text.partition(f"<!-- results/{folder.name} -->\n")

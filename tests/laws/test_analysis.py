@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from steepen.errors import SteepenError, UsageError
@@ -310,6 +310,7 @@ def test_random_tables_give_an_analysis_or_a_usage_error() -> None:
         st.floats(6, 26),
         st.floats(0.2, 6),
     )
+    @example([5.0, 5.0, 1.0, 5.0], [1.0, 2.0, 1.0], 6.0, 1.0)
     def check(first: list[float], second: list[float], base: float, span: float) -> None:
         ladders = {
             name: make_ladder(name, 10 ** (base + np.linspace(0, span, len(loss))), np.array(loss))

@@ -129,4 +129,11 @@ def free_resources() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_rank(Path(sys.argv[1])) if len(sys.argv) > 1 else main())
+    if len(sys.argv) > 1:
+        code = run_rank(Path(sys.argv[1]))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Without the interpreter's teardown: a thread of torch's process group that still runs then aborts
+        # the process ("terminate called without an active exception"), after the run has ended well.
+        os._exit(code)
+    sys.exit(main())

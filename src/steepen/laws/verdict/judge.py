@@ -81,7 +81,9 @@ def _through_runs(values: list[float], ladder: Ladder, c0: float, scatter: float
     """
     log_a, gamma, e = values
     x, e = np.log(ladder.flops / c0), min(e, 0.999 * float(ladder.loss.min()))
-    missed = float((ladder.loss - e - np.exp(log_a - gamma * x)).mean())
+    # The means of hardly known laws may be anything.
+    predicted = np.exp(np.clip(log_a - gamma * x, -700.0, 700.0))
+    missed = float((ladder.loss - e - predicted).mean())
     if abs(missed) <= MISSED * scatter:
         return values
     slope, constant = np.polyfit(x, np.log(ladder.loss - e), 1)
