@@ -14,7 +14,7 @@ import pytest
 from steepen.requests.app import main, root_command
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")])
+PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])
 EAGER = {"--help", "--version", "--install-completion", "--show-completion"}
 OUTPUT = re.compile(r"steepen [\w.]+ +[\d,.]+ ")  # what a benchmark printed
 PLACEHOLDER = re.compile(r"^[A-Z]+$")

@@ -1,7 +1,7 @@
-"""Write the tables of docs/paper-map.md: the paper's items, its claims, and its ladders as planned here.
+"""Write the tables of docs/reference/paper.md: the paper's items, its claims, and its ladders as planned.
 
     python tools/paper_map.py            # print the tables
-    python tools/paper_map.py --write    # replace them in docs/paper-map.md
+    python tools/paper_map.py --write    # replace them in docs/reference/paper.md
 
 Everything comes from the package: `steepen.reproduction` and the recipe `paper`.
 """
@@ -18,7 +18,7 @@ from steepen.reproduction.items import ITEMS
 from steepen.reproduction.paper_studies import PaperStudies
 from steepen.reproduction.tables import table
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "paper-map.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "paper.md"
 
 
 def item_table() -> str:

@@ -60,7 +60,7 @@ TOOL = load_tool()
 
 
 def documented(name: str) -> list[list[str]]:
-    """The cells of a table of docs/paper-map.md."""
+    """The cells of a table of docs/reference/paper.md."""
     lines = TOOL.between(TOOL.PAGE.read_text(encoding="utf-8"), name)[1].splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
