@@ -8,13 +8,14 @@ import re
 import resource
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
 import pytest
 
 import steepen
-from steepen.requests.app import main
+from steepen.requests.app import main, no_lost_interrupt
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 HEAVY = {"torch", "scipy", "matplotlib", "pyarrow", "tokenizers", "numpy"}
@@ -197,3 +198,13 @@ def test_a_missing_library_is_not_out_of_memory(
     monkeypatch.setattr("steepen.requests.power.Power.run", fail)
     assert main(["power", "--delta-gamma", "0.1", "--noise", "0.01"]) == 70
     assert "internal error: ImportError" in capsys.readouterr().err
+
+
+def test_an_interrupt_that_a_finalizer_swallows_comes_again() -> None:
+    class Finalized:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), no_lost_interrupt():
+        Finalized()
+        time.sleep(10)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import resource
+import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -142,7 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return 1
     try:
-        with code_from(words, trust_all=trust), printable_output():
+        with code_from(words, trust_all=trust), printable_output(), no_lost_interrupt():
             root_command()(args=words, prog_name="steepen")
         return 0
     except SystemExit as stop:  # typer has printed its own usage message, or the command chose a code
@@ -160,6 +163,28 @@ def main(arguments: list[str] | None = None) -> int:
         hint = " (Add --debug for the traceback.)" if failure.exit_code == INTERNAL else ""
         _print_error(failure.message + hint)
         return failure.exit_code
+
+
+@contextlib.contextmanager
+def no_lost_interrupt() -> Generator[None]:
+    """Send a Ctrl-C again that Python dropped because it came during a callback or a finalizer."""
+    before, timers = sys.unraisablehook, list[threading.Timer]()
+
+    def hook(dropped: Any) -> None:
+        if dropped.exc_type is not KeyboardInterrupt:
+            return before(dropped)
+        timers.append(
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+        )  # when the callback has ended
+        timers[-1].start()
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+        for timer in timers:
+            timer.cancel()
 
 
 def _mend_streams() -> None:
