@@ -1,4 +1,4 @@
-"""A tiny dataset, and specs of runs that take a second."""
+"""A tiny dataset, specs of runs that take a second, and the comparison of their results."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from steepen.data import Dataset
 from steepen.data.prepare import PrepareRequest, prepare
 from steepen.model.arms import find_arm
 from steepen.model.shape import SizeRule
 from steepen.recipe.paper_tables import recipe_of
+from steepen.runs.metrics import read_metrics
 from steepen.runs.spec import DataConfig, RunSpec
+from steepen.runs.store import RunStore
+from steepen.training import checkpoint as checkpoints
+from steepen.training.train_options import TrainOptions
 
 SCALE = SizeRule(aspect=16, head_dim=16, mlp_multiple=16, context=32, vocabulary=384)
+QUIET = TrainOptions(device="cpu", quiet=True, checkpoint_every=3, validate_every=4)
 WORDS = ["the", "a", "model", "law", "loss", "compute", "token", "scale", "grows", "falls", "over", "depth"]
 
 
@@ -53,3 +60,30 @@ def make_spec(tiny_data: Dataset) -> Callable[..., RunSpec]:
         return replace(spec, **changes)
 
     return make
+
+
+def final_state(store: RunStore, spec: RunSpec) -> dict[str, torch.Tensor]:
+    newest = checkpoints.list_checkpoints(store.run(spec).checkpoints)[-1]
+    assert newest.step == spec.steps
+    return load_file(newest.path / checkpoints.STATE_FILE)
+
+
+TIMING = {"tokens_per_second", "data_wait", "checkpoint_wait"}
+
+
+def metrics(store: RunStore, spec: RunSpec) -> list[dict[str, Any]]:
+    """Every line of metrics.jsonl without what the clock decides."""
+    lines = read_metrics(store.run(spec).metrics_file)
+    return [{name: value for name, value in line.items() if name not in TIMING} for line in lines]
+
+
+def assert_same_result(one: RunStore, other: RunStore, spec: RunSpec) -> None:
+    assert metrics(one, spec) == metrics(other, spec)
+    first, second = final_state(one, spec), final_state(other, spec)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    records = [store.record(spec) for store in (one, other)]
+    assert records[0] is not None and records[1] is not None
+    assert records[0].validation_scores == records[1].validation_scores
+    assert records[0].validation_loss == records[1].validation_loss
+    assert records[0].flops == records[1].flops

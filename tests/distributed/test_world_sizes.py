@@ -17,6 +17,7 @@ from steepen.distributed.world import World
 from steepen.optim.config import OptimizerConfig
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
+from steepen.runs.trunk import share
 from steepen.training.stopping import StopSignals
 from steepen.training.train_options import TrainOptions
 from steepen.training.trainer import train
@@ -156,6 +157,25 @@ def test_run_saved_on_four_ranks_resumes_on_others(
         assert difference(losses(alone, grown), losses(tmp_path / str(stop), grown)) <= TOLERANCE, stop
         record = RunStore(tmp_path / str(stop)).record(grown)
         assert record is not None and record.resumed > 0
+
+
+@pytest.mark.parametrize("sizes", [(1, 2), (2, 1), (2, 4)])
+def test_a_branch_starts_from_a_trunk_that_other_ranks_have_trained(
+    sizes: tuple[int, int], make_spec: MakeSpec, tiny_data: Dataset, alone: Path, tmp_path: Path
+) -> None:
+    specs: list[RunSpec] = []
+    for steps in (14, 8):
+        spec = make_spec("untied-grow", steps=steps)
+        hyper = replace(spec.hyperparameters, warmdown_fraction=0.25)
+        specs.append(replace(spec, hyperparameters=hyper, data=replace(spec.data, pool_tokens=7_000)))
+    share(RunStore(tmp_path), specs)
+    for spec, size in zip(specs, sizes, strict=True):
+        on_ranks(size, train_all, [spec], tiny_data, tmp_path, OPTIONS)
+    train_all(World(), specs, tiny_data, alone, OPTIONS)
+    for spec in specs:
+        assert difference(losses(alone, spec), losses(tmp_path, spec)) <= TOLERANCE
+    record = RunStore(tmp_path).record(specs[1])
+    assert record is not None and (record.trunk, record.trunk_steps) == (specs[0].hash, 4)
 
 
 def test_stop_signal_of_one_rank_stops_all_at_the_same_step(

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from steepen.data import Dataset
@@ -32,11 +31,10 @@ from steepen.runs.store import RunBusy, RunStore
 from steepen.training import checkpoint as checkpoints
 from steepen.training import trainer as training_run
 from steepen.training.stopping import Interrupted
-from steepen.training.train_options import TrainOptions
 from steepen.training.trainer import train
 from steepen.utils.json_io import with_checksum, write_json
+from training_fixtures import QUIET, assert_same_result, metrics
 
-QUIET = TrainOptions(device="cpu", quiet=True, checkpoint_every=3, validate_every=4)
 MakeSpec = Callable[..., RunSpec]
 
 
@@ -44,35 +42,8 @@ class Killed(BaseException):
     """Simulates SIGKILL inside one process: no handler in steepen catches it."""
 
 
-def final_state(store: RunStore, spec: RunSpec) -> dict[str, torch.Tensor]:
-    newest = checkpoints.list_checkpoints(store.run(spec).checkpoints)[-1]
-    assert newest.step == spec.steps
-    return load_file(newest.path / checkpoints.STATE_FILE)
-
-
 def losses(store: RunStore, spec: RunSpec) -> list[float]:
     return [line["loss"] for line in read_metrics(store.run(spec).metrics_file) if "loss" in line]
-
-
-TIMING = {"tokens_per_second", "data_wait", "checkpoint_wait"}
-
-
-def metrics(store: RunStore, spec: RunSpec) -> list[dict[str, Any]]:
-    """Every line of metrics.jsonl without what the clock decides."""
-    lines = read_metrics(store.run(spec).metrics_file)
-    return [{name: value for name, value in line.items() if name not in TIMING} for line in lines]
-
-
-def assert_same_result(one: RunStore, other: RunStore, spec: RunSpec) -> None:
-    assert metrics(one, spec) == metrics(other, spec)
-    first, second = final_state(one, spec), final_state(other, spec)
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[key], second[key]) for key in first)
-    records = [store.record(spec) for store in (one, other)]
-    assert records[0] is not None and records[1] is not None
-    assert records[0].validation_scores == records[1].validation_scores
-    assert records[0].validation_loss == records[1].validation_loss
-    assert records[0].flops == records[1].flops
 
 
 @pytest.mark.parametrize(

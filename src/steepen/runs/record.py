@@ -57,7 +57,7 @@ class RunRecord:
     validation_scores: tuple[ValidationScore, ...]
     train_loss: float  # mean over the last steps
     tokens: int
-    flops: float  # realized, pass by pass
+    flops: float  # realized, pass by pass; of the whole run, whoever trained its first steps
     flops_by_term: dict[str, float]
     parameters: Parameters
     seconds_training: float  # without evaluation, compilation and checkpoints
@@ -71,9 +71,17 @@ class RunRecord:
     finished: str  # UTC, ISO 8601
     resumed: int = 0  # how often the run was resumed
     recompute: bool = False  # whether blocks were computed again in the backward, for lack of memory
+    trunk: str = ""  # the run whose checkpoint it started from; of runs in a row, the first
+    trunk_steps: int = 0  # steps before that checkpoint, which are not in the seconds and speeds above
+    trunk_flops: float = 0.0  # FLOPs of these steps
     # Scores added by `steepen eval --update-record`.
     evaluation: dict[str, Any] = field(default_factory=dict[str, Any])
     version: int = RECORD_VERSION
+
+    @property
+    def spent_flops(self) -> float:
+        """FLOPs that this run spent itself, without those of its trunk."""
+        return self.flops - self.trunk_flops
 
     @property
     def remarks(self) -> tuple[str, ...]:

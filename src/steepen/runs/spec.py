@@ -25,7 +25,7 @@ from steepen.model.block_options import BlockOptions
 from steepen.model.config import ModelOptions
 from steepen.model.shape import Shape
 from steepen.optim.config import LRScheduleConfig, OptimizerConfig
-from steepen.recipe.flops import FlopCount, run_flops, stage_fractions
+from steepen.recipe.flops import FlopCount, run_flops, stage_fractions, stage_starts
 from steepen.recipe.hyperparameters import Hyperparameters, full_name
 from steepen.recipe.recipe import PlannedRun
 from steepen.utils.codec import from_builtins, to_builtins
@@ -161,6 +161,40 @@ class RunSpec:
         """Length of the schedules: the run's own, or of the longer run whose first steps it takes."""
         return self.schedule_steps or self.steps
 
+    @property
+    def branch_point(self) -> int:
+        """Steps before the learning rate begins to fall or the passes change: those of the run's trunk."""
+        steps, named = self.planned_steps, self.lr_schedule
+        wsd = named.name == "wsd"
+        stable = steps - round(self.hyperparameters.warmdown_fraction * steps) if wsd else 0
+        if named.decay_to_zero:  # the warm-down begins after the warm-up
+            stable = max(stable, int(self.hyperparameters.warmup_steps))
+        return min(self.steps, stable, *stage_starts(self.schedule, steps)[1:2])
+
+    @functools.cached_property
+    def trunk(self) -> str | None:
+        """Name of the steps before the branch point: runs of one name take the same steps there.
+
+        None where the length of the run decides on its data (a pool without a size) or its passes (drawn at
+        random).
+        """
+        data, first = self.data, self.schedule.stages[0]
+        if (data.pool == "prefix" and data.pool_tokens is None) or len(first.passes) > 1:
+            return None
+        passes = PassSchedule((first,))
+        alike = replace(
+            self,
+            arm=replace(self.arm, name="", passes=passes),
+            schedule=passes,
+            hyperparameters=replace(self.hyperparameters, warmdown_fraction=0.0),
+            data=replace(data, epochs=1),
+            steps=1,
+            schedule_steps=None,
+            lr_schedule=LRScheduleConfig(),
+            validation_tokens=RunSpec.validation_tokens,
+        )
+        return alike.hash
+
     def pool_size(self, train_tokens: int) -> int | None:
         """Unique tokens the run uses of data of `train_tokens` tokens; None is all of them.
 
@@ -227,10 +261,13 @@ def hash_content(value: Any) -> Any:
     return value
 
 
-def expected_flops(spec: RunSpec, count: FlopCount = "total") -> float:
-    """FLOPs of the whole run: exact, except for random recurrence, where it is the mean over the draws."""
+def expected_flops(spec: RunSpec, count: FlopCount = "total", stop: int | None = None) -> float:
+    """FLOPs of the whole run, or of its first `stop` steps.
+
+    Exact, except for random recurrence, where it is the mean over the draws.
+    """
     size = (spec.arm, spec.shape, spec.schedule, spec.planned_steps, spec.batch_tokens)
-    return run_flops(*size, stop=spec.steps).counted(count)
+    return run_flops(*size, stop=spec.steps if stop is None else stop).counted(count)
 
 
 # FLOPs of a step below which runs train together. Four runs at once took 2.9 times as long as one at 8e10

@@ -14,7 +14,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -43,7 +43,7 @@ from steepen.utils.files import disk_full, file_version, follow_umask, sha256_of
 from steepen.utils.json_io import read_json, with_checksum, without_checksum, write_json
 
 REPLACED = ".replaced-"  # before the name of a checkpoint whose successor is about to get it
-KINDS = ("regular", "growth", "final")
+KINDS = ("regular", "growth", "branch", "final")  # branch: another run starts from it
 STATE_FILE, META_FILE = file_name(0, 1), "checkpoint.json"
 AnyOptimizer = Optimizer | DistributedOptimizer
 
@@ -63,15 +63,14 @@ class TrainingProgress:
     seconds_total: float = 0.0
     resumed: int = 0
     kind: str = "regular"  # one of KINDS
+    trunk: str = ""  # the run whose first `trunk_steps` steps this one took over
+    trunk_steps: int = 0
     scores: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def __post_init__(self) -> None:
-        require(0 <= self.step <= MAX_WHOLE, "state", "step", self.step, f"from 0 to {MAX_WHOLE:,}")
-        resumed = self.resumed
-        require(0 <= resumed <= MAX_WHOLE, "state", "resumed", resumed, f"from 0 to {MAX_WHOLE:,}")
-        for name in ("seconds_training", "seconds_total"):
-            seconds = getattr(self, name)
-            require(0 <= seconds <= MAX_WHOLE, "state", name, seconds, f"from 0 to {MAX_WHOLE:,}")
+        for name in ("step", "resumed", "seconds_training", "seconds_total", "trunk_steps"):
+            value = getattr(self, name)
+            require(0 <= value <= MAX_WHOLE, "state", name, value, f"from 0 to {MAX_WHOLE:,}")
         require(self.kind in KINDS, "state", "kind", self.kind, f"one of {', '.join(KINDS)}")
 
 
@@ -249,15 +248,17 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
     return sorted(map(Checkpoint, found), key=lambda checkpoint: checkpoint.step)
 
 
-def prune(folder: Path, keep_last: int, keep_every: int | None) -> None:
-    """Delete regular checkpoints, except the last `keep_last` and those at multiples of `keep_every`."""
+def prune(
+    folder: Path, keep_last: int, keep_every: int | None, kinds: Collection[str] = ("regular",)
+) -> None:
+    """Delete checkpoints of `kinds`, except the last `keep_last` and those at multiples of `keep_every`."""
     for checkpoint in list_checkpoints(folder)[:-keep_last]:
         try:
             kind = checkpoint.training_progress().kind
         except CorruptCheckpoint:
             rename_corrupt(checkpoint)
             continue
-        if kind == "regular" and not (keep_every and checkpoint.step % keep_every == 0):
+        if kind in kinds and not (keep_every and checkpoint.step % keep_every == 0):
             _remove(checkpoint.path)
 
 

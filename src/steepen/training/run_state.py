@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +24,7 @@ from steepen.model.network import Network
 from steepen.optim.optimizer import Optimizer, round_to_bf16_
 from steepen.optim.state import OptimizerState, grow_state
 from steepen.runs.spec import RunSpec
+from steepen.runs.store import RunDirectory
 from steepen.training.checkpoint import (
     AnyOptimizer,
     Checkpoint,
@@ -35,6 +37,7 @@ from steepen.training.checkpoint import (
     rename_corrupt,
 )
 from steepen.training.state_files import StateReader, UnreadableState
+from steepen.utils.files import read_file, write_atomically
 
 RunState = tuple[Network, AnyOptimizer, TrainingProgress]
 
@@ -48,8 +51,12 @@ def load_or_init(
     *,
     world: World | None = None,
     shard: str = "optimizer",
+    shared: Sequence[Path] = (),
 ) -> RunState:
-    """Load the newest valid checkpoint of a run, or initialize network and optimizer if there is none."""
+    """Load the newest valid checkpoint of a run, or initialize network and optimizer if there is none.
+
+    A run without one starts from the first valid of `shared`, checkpoints of runs that have the same trunk.
+    """
     world = world or World()
     if world.is_main:
         if os.path.lexists(folder) and not folder.is_dir():
@@ -68,6 +75,29 @@ def load_or_init(
             continue
         print_message(f"resuming from step {training_progress.step:,} of {spec.steps:,}.")
         return network, optimizer, training_progress
+    for path in map(Path, world.broadcast_object(list(map(str, shared)))):
+        other = RunDirectory(path.parents[1])
+        try:
+            network, optimizer, before = _load(
+                Checkpoint(path), spec, device, mode, world, shard, owner=other.path.name
+            )
+        except (CorruptCheckpoint, UnreadableState, WeightsMismatch) as error:
+            print_message(f"{error} The run does not start from there.")
+            continue
+        print_message(
+            f"starting from step {before.step:,} of {spec.steps:,}, which run {before.run} has trained."
+        )
+        own = RunDirectory(folder.parent)
+        logs = (other.metrics_file, own.metrics_file), (other.samples_file, own.samples_file)
+        for source, target in logs if world.is_main else ():
+            with contextlib.suppress(FileNotFoundError):
+                write_atomically(target, read_file(source))
+        # Time spent on the trunk is the other run's; losses and validations are this one's too.
+        begun = TrainingProgress(
+            spec.hash, before.step, before.passes, scores=before.scores,
+            trunk=before.trunk or before.run, trunk_steps=before.step,
+        )  # fmt: skip
+        return network, optimizer, begun
     return _init(spec, device, mode, world, shard)
 
 
@@ -93,9 +123,11 @@ def _load(
     world: World,
     shard: str,
     grow_to: int | None = None,
+    owner: str | None = None,
 ) -> RunState:
+    """Load a checkpoint of the run, or of the run `owner`."""
     training_progress = saved.training_progress()
-    if training_progress.run != spec.hash:
+    if training_progress.run != (owner or spec.hash):
         raise CorruptCheckpoint(f"checkpoint {saved.path} belongs to another run ({training_progress.run}).")
     if not 1 <= training_progress.passes <= max(max(stage.passes) for stage in spec.schedule.stages):
         raise CorruptCheckpoint(f"checkpoint {saved.path} has more passes than the run.")

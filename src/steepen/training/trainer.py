@@ -20,6 +20,7 @@ import gc
 import math
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ from steepen.recipe.flops import flops_per_token
 from steepen.runs.record import RunRecord, ValidationScore
 from steepen.runs.spec import RunSpec, code_digest
 from steepen.runs.store import RunDirectory, RunLost, RunStore
+from steepen.runs.trunk import branch_points_within, finished_trunk, shared_checkpoints
 from steepen.training import checkpoint as checkpoints
 from steepen.training import device as device_info
 from steepen.training.checkpoint import TrainingProgress
@@ -258,9 +260,13 @@ class Trainer:
             if self.stop_signals.signal is not None and world.size == 1:
                 raise Interrupted(self.stop_signals.signal, None)
             self.network, self.optimizer, saved = load_or_init(
-                spec, folder, self.device, self.mode, print_message, world=world, shard=self.options.shard
+                spec, folder, self.device, self.mode, print_message, world=world, shard=self.options.shard,
+                shared=shared_checkpoints(spec, self.directory) if world.is_main else (),
+            )  # fmt: skip
+            self.step, self.begun = saved.step, saved
+            self.branch_points: list[int] = world.broadcast_object(
+                sorted(branch_points_within(spec, self.directory)) if world.is_main else None
             )
-            self.step, self.resumed = saved.step, saved.resumed
             world.progress(self.step, "starting")
             self.timer = TrainingTimer(self.device, saved.seconds_training)
             self.total_before = saved.seconds_total - started - sharing.seconds_waited
@@ -373,17 +379,19 @@ class Trainer:
             self._sample()
         # Several ranks grow by loading this checkpoint into the larger network with new owners.
         growing = not ended and self.schedule.grown_passes[step] > self.network.passes
+        branching = step in self.branch_points
         since = time.monotonic() - self.saved_at
         overdue = since > 60 * options.checkpoint_minutes
         # Saving may take at most a twentieth of the time, which matters in short runs of large networks.
         affordable = options.checkpoint_every is not None or since > 20 * self.writer.seconds
         signal, overdue, affordable = self._agree(self.stop_signals.signal or 0, overdue, affordable)
         due = affordable and step % self.checkpoint_every == 0
-        if ended or growing or overdue or due or signal:
+        if ended or growing or branching or overdue or due or signal:
             # Written in the background unless something depends on it: growth reads it, and after the last
             # step or a signal this process ends.
             wait = ended or growing or bool(signal)
-            self._save("final" if ended else "growth" if growing else "regular", wait=wait)
+            kind = "final" if ended else "growth" if growing else "branch" if branching else "regular"
+            self._save(kind, wait=wait)
         if signal and not ended:
             raise Interrupted(signal, step)
 
@@ -425,6 +433,8 @@ class Trainer:
         The old network is freed first. Each rank reads what it owns of the grown network.
         """
         self.buffer.drain()
+        if self.begun.trunk and self.step == self.begun.trunk_steps:  # another run has saved that checkpoint
+            self._save("growth", wait=True)
         self._wait_for_weights()
         del self.network, self.optimizer, self.accumulator, self.train_step
         gc.collect()
@@ -558,13 +568,12 @@ class Trainer:
 
     def _training_progress(self, kind: str) -> TrainingProgress:
         """The current progress, as a checkpoint stores it."""
-        return TrainingProgress(
-            run=self.spec.hash,
+        return replace(
+            self.begun,
             step=self.step,
             passes=self.network.passes,
             seconds_training=self.timer.seconds,
             seconds_total=self.total_before + time.monotonic(),
-            resumed=self.resumed,
             kind=kind,
             scores=[to_builtins(score) for score in self.scores],
         )
@@ -600,6 +609,10 @@ class Trainer:
         # Before the record: a run with one is not opened again; a kill in between would leave checkpoints.
         checkpoints.prune(self.directory.checkpoints, 1, self.options.keep_every)
         write_json(self.directory.record_file, record.to_dict())
+        for run in finished_trunk(
+            self.spec, self.directory
+        ):  # none of them needs what another has kept for it
+            checkpoints.prune(run.checkpoints, 1, self.options.keep_every, ("regular", "branch"))
         self.world.broadcast_object(record.to_dict())
         return record
 
@@ -644,6 +657,8 @@ def make_record(
     arm, shape = spec.arm, spec.shape
     last = scores[-1]
     flops = schedule.flops(arm, shape, spec.batch_tokens)
+    trunk = schedule.flops(arm, shape, spec.batch_tokens, stop=training_progress.trunk_steps).total
+    own_tokens = (spec.steps - training_progress.trunk_steps) * spec.batch_tokens
     seconds, peak = training_progress.seconds_training, device_info.peak_flops(device)
     tail = losses[-max(10, spec.steps // 100) :]
     return RunRecord(
@@ -660,8 +675,8 @@ def make_record(
         parameters=schedule.parameters(arm, shape),
         seconds_training=seconds,
         seconds_total=training_progress.seconds_total,
-        tokens_per_second=spec.tokens / max(seconds, 1e-9),
-        mfu=flops.total / seconds / (peak * ranks) if peak and seconds > 0 else None,
+        tokens_per_second=own_tokens / max(seconds, 1e-9),
+        mfu=(flops.total - trunk) / seconds / (peak * ranks) if peak and seconds > 0 else None,
         peak_memory_bytes=peak_memory,
         hardware=hardware,
         versions=device_info.versions(),
@@ -669,4 +684,7 @@ def make_record(
         finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         resumed=training_progress.resumed,
         recompute=recompute,
+        trunk=training_progress.trunk,
+        trunk_steps=training_progress.trunk_steps,
+        trunk_flops=trunk,
     )

@@ -1,0 +1,106 @@
+"""Trunks: the first steps that several runs have in common are trained once.
+
+A run's result depends on its spec alone, so runs that differ only in what comes later (the length of a `wsd`
+schedule, the moment of growth) go through the same states until then: `RunSpec.trunk` names these steps,
+`RunSpec.branch_point` says how many a run has of them. Of a group of such runs the one that branches off last
+is trained first and keeps a checkpoint wherever another branches off; the others start from there.
+
+`share` leaves an empty file .trunks/TRUNK/STEP-RUN beside the runs for each of them, so that every launcher's
+workers know. Nothing depends on it: a run that finds no checkpoint trains all its steps, to the same result.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from steepen.runs.spec import RunSpec
+from steepen.runs.store import RunDirectory, RunStore, checkpoint_step
+
+_DIRECTORY = ".trunks"
+
+
+def group_by_trunk(specs: Iterable[RunSpec]) -> list[list[RunSpec]]:
+    """The runs that share a trunk with others of `specs`, the one that branches off last first."""
+    groups: dict[str, dict[str, RunSpec]] = {}
+    for spec in specs:
+        if spec.trunk is not None and spec.branch_point:
+            groups.setdefault(spec.trunk, {})[spec.hash] = spec
+    return [
+        sorted(group.values(), key=lambda spec: (-spec.branch_point, -spec.steps, spec.hash))
+        for group in groups.values()
+        if len(group) > 1
+    ]
+
+
+def share(store: RunStore, specs: Sequence[RunSpec]) -> list[RunSpec]:
+    """Note which of these runs share a trunk; returns those that wait until another has trained it."""
+    for group in group_by_trunk(specs):
+        for spec in group:
+            note = _folder(store.root, spec) / f"{spec.branch_point}-{spec.hash}"
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.touch()
+    return [spec for followers in _followers(store, specs) for spec in followers]
+
+
+def first_steps(store: RunStore, specs: Sequence[RunSpec]) -> dict[str, int]:
+    """The step at which each run starts, by hash, where these are trained together."""
+    found = {spec.hash: start_step(spec, store.run(spec)) for spec in specs}
+    return found | {one.hash: one.branch_point for own in _followers(store, specs) for one in own}
+
+
+def _followers(store: RunStore, specs: Sequence[RunSpec]) -> list[list[RunSpec]]:
+    """Of each trunk, the runs that lack a checkpoint to start from, but for the first, which trains it."""
+    groups = group_by_trunk(specs)
+    return [[s for s in group if start_step(s, store.run(s)) < s.branch_point][1:] for group in groups]
+
+
+def start_step(spec: RunSpec, run: RunDirectory) -> int:
+    """The step of the newest checkpoint from which a run can go on, its own or of its trunk; 0 if none."""
+    shared = [checkpoint_step(path.name) for path in shared_checkpoints(spec, run)[:1]]
+    return max(0, run.saved_step(), *shared)
+
+
+def shared_checkpoints(spec: RunSpec, run: RunDirectory) -> list[Path]:
+    """Checkpoints of other runs that are states of this one too, newest first."""
+    found: list[Path] = []
+    for point, other in _members(spec, run):
+        if other != run and other.checkpoints.is_dir():
+            last = min(point, spec.branch_point)
+            found += [path for path in other.checkpoints.iterdir() if 0 < checkpoint_step(path.name) <= last]
+    return sorted(found, key=lambda path: (-checkpoint_step(path.name), path))
+
+
+def branch_points_within(spec: RunSpec, run: RunDirectory) -> set[int]:
+    """The steps of a run at which other, unfinished runs branch off."""
+    return {
+        point
+        for point, other in _members(spec, run)
+        if other != run and point <= spec.branch_point and not other.record_file.exists()
+    }
+
+
+def finished_trunk(spec: RunSpec, run: RunDirectory) -> list[RunDirectory]:
+    """The runs of a trunk once all have finished, with their notes removed; before that, none."""
+    members = [other for _, other in _members(spec, run)]
+    if not all(other.record_file.exists() for other in members):
+        return []
+    if members:
+        shutil.rmtree(_folder(run.path.parent, spec), ignore_errors=True)
+    return members
+
+
+def _folder(root: Path, spec: RunSpec) -> Path:
+    return root / _DIRECTORY / (spec.trunk or "none")
+
+
+def _members(spec: RunSpec, run: RunDirectory) -> list[tuple[int, RunDirectory]]:
+    """Branch point and directory of every run that was noted for the run's trunk."""
+    root = run.path.parent
+    try:
+        names = sorted(path.name for path in _folder(root, spec).iterdir())
+    except OSError:
+        return []
+    parts = [name.partition("-") for name in names]
+    return [(int(step), RunDirectory(root / name)) for step, _, name in parts if step.isdecimal()]

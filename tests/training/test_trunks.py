@@ -1,0 +1,191 @@
+"""Runs that share their first steps: each equals, to the bit, the run that trained all steps itself."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from steepen.data import Dataset
+from steepen.model.arm import PassSchedule, Stage
+from steepen.runs.spec import RunSpec
+from steepen.runs.store import RunStore
+from steepen.runs.trunk import first_steps, share
+from steepen.training import checkpoint as checkpoints
+from steepen.training.step_schedule import build_schedule
+from steepen.training.stopping import Interrupted
+from steepen.training.trainer import train
+from training_fixtures import QUIET, assert_same_result
+
+MakeSpec = Callable[..., RunSpec]
+
+
+def sweep(
+    make_spec: MakeSpec, arm: str = "operator-1", steps: tuple[int, ...] = (20, 14, 8)
+) -> list[RunSpec]:
+    """Runs of several lengths on one pool, with a warm-down over a quarter of each."""
+    found: list[RunSpec] = []
+    for count in steps:
+        spec = make_spec(arm, steps=count)
+        hyper = replace(spec.hyperparameters, warmdown_fraction=0.25)
+        data = replace(spec.data, pool_tokens=7_000)
+        found.append(replace(spec, hyperparameters=hyper, data=data))
+    return found
+
+
+def kept_steps(store: RunStore, spec: RunSpec) -> list[int]:
+    return [saved.step for saved in checkpoints.list_checkpoints(store.run(spec).checkpoints)]
+
+
+@pytest.mark.parametrize("arm", ["operator-1", "untied-grow"])
+def test_a_branch_equals_the_run_trained_alone(
+    arm: str, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
+) -> None:
+    specs = sweep(make_spec, arm)
+    together, alone = RunStore(tmp_path / "together"), RunStore(tmp_path / "alone")
+    assert share(together, specs) == specs[1:]
+    points = [spec.branch_point for spec in specs]
+    assert points == ([15, 10, 6] if arm == "operator-1" else [10, 7, 4])  # untied-grow: where it grows
+    records = [train(spec, tiny_data, together, QUIET) for spec in specs]
+    for spec in specs:
+        train(spec, tiny_data, alone, QUIET)
+        assert_same_result(together, alone, spec)
+    first, *others = records
+    assert (first.trunk, first.trunk_steps, first.spent_flops) == ("", 0, first.flops)
+    for record, point in zip(others, points[1:], strict=True):
+        assert (record.trunk, record.trunk_steps, record.resumed) == (first.run, point, 0)
+        steps = build_schedule(record.spec).flops(record.spec.arm, record.spec.shape, 256, point).total
+        assert record.trunk_flops == steps and record.spent_flops == record.flops - steps
+    # Nothing is kept that no run needs: the last checkpoint, and those before growth.
+    growth = [] if arm == "operator-1" else [10]
+    assert kept_steps(together, specs[0]) == [*growth, 20]
+    assert not list((tmp_path / "together" / ".trunks").iterdir())
+
+
+def test_the_trunk_keeps_its_branch_points_until_every_branch_has_finished(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
+) -> None:
+    specs, store = sweep(make_spec), RunStore(tmp_path)
+    share(store, specs)
+    train(specs[0], tiny_data, store, QUIET)
+    assert kept_steps(store, specs[0]) == [6, 10, 20]
+    train(specs[1], tiny_data, store, QUIET)
+    assert kept_steps(store, specs[0]) == [6, 10, 20]
+    train(specs[2], tiny_data, store, QUIET)
+    assert [kept_steps(store, spec) for spec in specs] == [[20], [14], [8]]
+
+
+@pytest.mark.parametrize("stop", [1, 5, 8, 13])
+def test_a_trunk_and_a_branch_that_were_killed_resume_to_the_same_bits(
+    stop: int, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = sweep(make_spec, "untied-grow")
+    broken, alone = RunStore(tmp_path / "broken"), RunStore(tmp_path / "alone")
+    share(broken, specs)
+    for spec in specs:
+        with monkeypatch.context() as patch:
+            interrupt_after(patch, stop)
+            with contextlib.suppress(Interrupted):
+                train(spec, tiny_data, broken, QUIET)
+        train(spec, tiny_data, broken, QUIET)
+        train(spec, tiny_data, alone, QUIET)
+        assert_same_result(broken, alone, spec)
+    second = broken.record(specs[1])
+    assert second is not None and second.trunk == specs[0].hash and second.trunk_steps == 7
+
+
+def interrupt_after(patch: pytest.MonkeyPatch, calls: int) -> None:
+    """Make the trainer see a SIGTERM after so many steps of this process."""
+    from steepen.training import trainer as training_run
+
+    original, count = training_run.Trainer._between_steps, 0  # pyright: ignore[reportPrivateUsage]
+
+    def between(self: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == calls:
+            self.stop_signals.signal = 15
+        original(self)
+
+    patch.setattr(training_run.Trainer, "_between_steps", between)
+
+
+def test_without_a_valid_checkpoint_of_the_trunk_a_branch_trains_every_step(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
+) -> None:
+    specs = sweep(make_spec)
+    damaged, alone = RunStore(tmp_path / "damaged"), RunStore(tmp_path / "alone")
+    share(damaged, specs)
+    train(specs[0], tiny_data, damaged, QUIET)
+    saved = checkpoints.list_checkpoints(damaged.run(specs[0]).checkpoints)
+    for one in saved[:2]:  # steps 6 and 10
+        (one.path / checkpoints.STATE_FILE).write_bytes(b"damaged")
+    record = train(specs[1], tiny_data, damaged, QUIET)
+    train(specs[1], tiny_data, alone, QUIET)
+    assert_same_result(damaged, alone, specs[1])
+    assert record.trunk == "" and record.spent_flops == record.flops
+    assert kept_steps(damaged, specs[0]) == [6, 10, 20], "another run's checkpoints are not touched"
+
+
+def test_the_schedule_before_the_branch_point_does_not_depend_on_what_follows(make_spec: MakeSpec) -> None:
+    """Rows of two runs of one trunk are equal up to the earlier branch point, and the batches with them."""
+    checked = 0
+    for arm in ("vanilla", "operator-1", "untied-grow", "loop-grow"):
+        for name in ("wsd", "linear", "cosine"):
+            for to_zero in (True, False):
+                for fraction in (0.0, 0.1, 0.5, 0.9, 1.0):
+                    base = make_spec(arm, steps=30)
+                    schedule = replace(base.lr_schedule, name=name, decay_to_zero=to_zero)
+                    hyper = replace(base.hyperparameters, warmdown_fraction=fraction, warmup_steps=4)
+                    data = replace(base.data, pool_tokens=7_000)
+                    one = replace(base, lr_schedule=schedule, hyperparameters=hyper, data=data)
+                    for other in (
+                        replace(one, steps=50),
+                        replace(one, steps=3),
+                        replace(one, steps=20, schedule_steps=70),
+                        replace(one, steps=200, data=replace(data, epochs=8)),
+                        replace(one, steps=60, hyperparameters=replace(hyper, warmdown_fraction=0.2)),
+                    ):
+                        assert one.trunk == other.trunk is not None
+                        shared = min(one.branch_point, other.branch_point)
+                        for column in ("lr_factor", "passes", "grown_passes"):
+                            rows = [getattr(build_schedule(s), column)[:shared] for s in (one, other)]
+                            assert len(rows[0]) == shared and np.array_equal(*rows)
+                        checked += shared
+    assert checked > 1_000
+
+
+def test_runs_that_differ_before_their_branch_points_have_other_trunks(make_spec: MakeSpec) -> None:
+    spec = sweep(make_spec)[0]
+    others = [
+        replace(spec, seed=1),
+        replace(spec, data=replace(spec.data, pool_tokens=6_999)),
+        replace(spec, hyperparameters=replace(spec.hyperparameters, learning_rate=0.5)),
+        replace(spec, hyperparameters=replace(spec.hyperparameters, warmup_steps=3)),
+        replace(spec, batch_tokens=512),
+        replace(spec, precision="bf16"),
+        replace(spec, schedule=PassSchedule.fixed(2)),
+        sweep(make_spec, "loop-2")[0],
+        make_spec("operator-1", depth=4, data=spec.data),
+    ]
+    assert len({spec.trunk, *(other.trunk for other in others)}) == 1 + len(others)
+    # Where the length of the run decides on its data or passes, it has none.
+    assert make_spec("operator-1").trunk is None
+    drawn = PassSchedule((Stage((1, 2, 3)),))
+    assert replace(spec, schedule=drawn).trunk is None
+
+
+def test_only_runs_without_a_checkpoint_wait_for_their_trunk(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
+) -> None:
+    specs, store = sweep(make_spec), RunStore(tmp_path)
+    assert first_steps(store, specs) == {specs[0].hash: 0, specs[1].hash: 10, specs[2].hash: 6}
+    assert share(store, specs[1:]) == specs[2:]
+    train(specs[1], tiny_data, store, QUIET)
+    assert share(store, specs) == [], "one has a checkpoint to start from, the other is longer"
+    assert first_steps(store, specs) == {specs[0].hash: 6, specs[1].hash: 14, specs[2].hash: 6}
