@@ -16,6 +16,7 @@ from steepen.requests.app import main, root_command
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])
 EAGER = {"--help", "--version", "--install-completion", "--show-completion"}
+EVERYWHERE = {"--debug", "--trust-code"}  # of every command, taken before it is parsed
 OUTPUT = re.compile(r"steepen [\w.]+ +[\d,.]+ ")  # what a benchmark printed
 PLACEHOLDER = re.compile(r"^[A-Z]+$")
 SYNOPSIS = re.compile(r"…|\[|\.\.\.| NAME\b")
@@ -33,7 +34,7 @@ def in_blocks(text: str) -> list[str]:
 
 def inline(text: str) -> list[str]:
     """The inline code of a page that begins with `steepen`."""
-    return [" ".join(code.split()) for code in re.findall(r"`(steepen [^`]+)`", without_blocks(text))]
+    return [" ".join(code.split()) for code in re.findall(r"`(steepen\s[^`]+)`", without_blocks(text))]
 
 
 def without_blocks(text: str) -> str:
@@ -47,7 +48,11 @@ def commands(lines: list[str]) -> list[list[str]]:
         for line in lines
         if line.startswith("steepen ") and not SYNOPSIS.search(line)
     ]
-    return [[PLACEHOLDER.sub("3", word) for word in words] for words in found if not EAGER & set(words)]
+    return [
+        [PLACEHOLDER.sub("3", word) for word in words if word not in EVERYWHERE]
+        for words in found
+        if not EAGER & set(words)
+    ]
 
 
 def parse(words: list[str]) -> None:
