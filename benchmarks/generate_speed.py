@@ -25,10 +25,9 @@ import torch
 
 from steepen.data import Tokenizer
 from steepen.evaluation.load import load
-from steepen.inference.decoding import continue_tokens
+from steepen.inference.decoding import Sampling, continue_tokens
 from steepen.inference.export import export
-from steepen.inference.run_files import network_of, write_run
-from steepen.inference.sampling import Sampling
+from steepen.inference.import_model import network_of, write_run
 from steepen.model.arms import find_arm
 from steepen.model.shape import SizeRule
 from steepen.recipe.paper_tables import recipe_of

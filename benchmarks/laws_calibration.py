@@ -27,10 +27,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steepen.laws.model.contrasts import parameter_contrast
 from steepen.laws.model.fit_tables import fit_tables
 from steepen.laws.model.laws import Array, Cells, Laws
-from steepen.laws.model.table_fit import TableFit
+from steepen.laws.model.table_fit import TableFit, parameter_contrast
 from steepen.laws.verdict.judge import MIN_SPARE, OUTLIER_LEVEL
 from steepen.laws.verdict.questions import Contrasts, DecisionRule, contrasts, holm_levels, p_values
 

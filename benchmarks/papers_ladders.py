@@ -13,13 +13,12 @@ from dataclasses import replace
 import numpy as np
 from scipy import stats
 
-from steepen.laws.analysis import AnalysisRequest, LadderAnalysis
+from steepen.laws.analysis import AnalysisRequest, LadderAnalysis, analyse_table
 from steepen.laws.fits.paper_method import fit_irreducible_loss
 from steepen.laws.ladder import Ladder
-from steepen.laws.model.contrasts import slope_contrast
+from steepen.laws.model.table_fit import slope_contrast
 from steepen.laws.paper_ladders import PAPER_LADDERS
 from steepen.laws.read_table import read_table
-from steepen.laws.table_fits import analyse_table
 
 
 def analysed(name: str, hold_out: list[str] | None = None) -> tuple[LadderAnalysis, dict[str, Ladder]]:

@@ -115,7 +115,7 @@ def main() -> None:
     if given.folder is not None:
         print(step_seconds(given))
         return
-    from steepen.launch.gpu_service import MultiProcessService
+    from steepen.launch.local import MultiProcessService
 
     with tempfile.TemporaryDirectory() as name:
         if given.data is None:

@@ -18,7 +18,7 @@ import numpy as np
 from laws_calibration import PAPER, SMALL, VANILLA, Array, Scenario, alone, replicated, simulate
 from scipy import optimize, special
 
-from steepen.laws.model.contrasts import multiplier_contrast, slope_contrast
+from steepen.laws.model.table_fit import multiplier_contrast, slope_contrast
 
 LEVEL = 0.06
 

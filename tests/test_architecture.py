@@ -25,14 +25,14 @@ ALLOWED: dict[str, set[str]] = {
     "kernels": set(),
     "model": {"utils"},
     "execution": {"kernels", "model", "utils"},
-    "optim": {"kernels", "execution.cuda_streams", "utils"},
+    "optim": {"kernels", "execution.cuda_graphs", "utils"},
     "distributed": {"optim", "utils"},
     "recipe": {*MODEL_CONFIG, *OPTIM_CONFIG, "distributed.owners", "model.count", "utils"},
     "runs": {*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "utils"},
     "launch": {*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "runs", "utils"},
     "training": {
         *("data", "model", "kernels", "execution", "optim", "distributed", "recipe", "runs", "utils"),
-        *("inference.decoding", "inference.sampling"),  # samples during training
+        "inference.decoding",  # samples during training
     },
     "evaluation": {"data", "distributed", "model", "training", "runs", "laws", "utils"},
     "inference": {"data", "evaluation", "execution", "model", "recipe", "runs", "training", "utils"},
@@ -44,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "report": {
         *("laws", "model.arms", "runs", "studies", "evaluation.core.suite", "evaluation.forecast", "utils"),
-        *("evaluation.scored_runs", "results.panel", "results.table", "results.render", "results.text"),
+        *("evaluation.scored_runs", "results.panel", "results.table", "results.text"),
         "requests.report",  # `steepen.report` is this package, called
     },
     # The paper's figures and claims from its authors' measurements.

@@ -24,7 +24,7 @@ from steepen.errors import UsageError, show
 from steepen.launch.worker import Task, TaskProcess
 from steepen.report.contents import figure_csv
 from steepen.requests.app import main
-from steepen.results.render import to_csv
+from steepen.results.table import to_csv
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
 from steepen.studies.answer import Answer, Axis, Panel, Series, Table

@@ -24,7 +24,7 @@ from chaos.test_mutated_files import KINDS, Kind
 from clean_place import Place, make_place, no_hang
 from run_fixtures import make_spec as a_spec
 from steepen.data import Dataset
-from steepen.data.sources.custom_source import custom_source
+from steepen.data.sources.resolve import custom_source
 from steepen.data.sources.source import Source
 from steepen.errors import UsageError
 from steepen.launch.base import LAUNCHERS, LaunchContext, find_launcher

@@ -21,8 +21,8 @@ from steepen.runs.store import RunStore
 from steepen.studies.answer import Answer
 from steepen.studies.driver.drive import drive
 from steepen.studies.driver.journal import Journal
+from steepen.utils.files import file_lock
 from steepen.utils.json_io import write_json
-from steepen.utils.lock import file_lock
 
 OTHER = 65534  # nobody
 SOURCE = Path(__file__).resolve().parents[1] / "src"

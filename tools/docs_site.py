@@ -18,9 +18,8 @@ RESULTS = {
     "steepen.results.isoflop": ["IsoflopResult"],
     "steepen.results.power": ["PowerResult"],
     "steepen.results.runs": ["Runs", "Run"],
-    "steepen.results.study": ["Study"],
+    "steepen.results.study": ["Study", "Status"],
     "steepen.results.dry_run": ["DryRun"],
-    "steepen.results.status": ["Status"],
     "steepen.results.files": ["Report", "Packed"],
     "steepen.results.evaluate": ["EvaluationResult"],
 }

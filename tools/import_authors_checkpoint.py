@@ -27,8 +27,7 @@ from torch import Tensor
 from steepen.data.tokenizer import Tokenizer
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.published_scores import PUBLISHED_DATA
-from steepen.inference.import_model import read_object
-from steepen.inference.run_files import write_run
+from steepen.inference.import_model import read_object, write_run
 from steepen.inference.weights import checked_fp32
 from steepen.model.arm import AllocationRule, Arm, PassSchedule
 from steepen.model.arms import ARMS

@@ -20,7 +20,7 @@ import steepen
 from steepen.errors import UsageError
 from steepen.requests.app import main
 from steepen.requests.tables import as_table
-from steepen.results.render import WRITERS
+from steepen.results.table import WRITERS
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
 from steepen.utils.json_io import write_json

@@ -19,13 +19,12 @@ import pytest
 
 import steepen
 from steepen.data import Dataset
+from steepen.report import serve
 from steepen.report.live import CURVE_POINTS, thin_curve
-from steepen.report.serve import StudyPages, make_server
+from steepen.report.serve import ADDRESS, Handler, StudyPages, make_server
 from steepen.requests.app import main
 from steepen.studies.driver.journal import Journal
-from steepen.utils import local_server
-from steepen.utils.local_server import ADDRESS, Handler
-from steepen.utils.lock import file_lock
+from steepen.utils.files import file_lock
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 NAME = "ladder-tiny-vanilla-operator-1"
@@ -164,7 +163,7 @@ def test_half_open_requests_end_and_threads_are_bounded(server: Any, monkeypatch
                 refused += b" 503 " in connection.recv(100)
             except ConnectionResetError:
                 refused += 1
-        assert max(threads) <= local_server.THREADS + 1 and refused >= 100 - local_server.THREADS - 1
+        assert max(threads) <= serve.THREADS + 1 and refused >= 100 - serve.THREADS - 1
         assert ask(server, "/")[0] == 200
     finally:
         for connection in idle:
@@ -174,7 +173,7 @@ def test_half_open_requests_end_and_threads_are_bounded(server: Any, monkeypatch
 def test_a_request_that_arrives_a_byte_at_a_time_ends_too(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_server, "READ_SECONDS", 1.0)
+    monkeypatch.setattr(serve, "READ_SECONDS", 1.0)
     begun = time.monotonic()
     with open_connection(server) as connection, pytest.raises(OSError, match=r"reset|pipe"):
         while time.monotonic() - begun < 30:

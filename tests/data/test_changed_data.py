@@ -15,7 +15,7 @@ from steepen.data import BatchLoader, Dataset
 from steepen.data.prepare import PrepareRequest, prepare
 from steepen.data.shard_writer import ShardWriter
 from steepen.data.shards import HEADER, TokenStream
-from steepen.data.sources.custom_source import custom_source
+from steepen.data.sources.resolve import custom_source
 from steepen.data.tokenize_source import TokenizationJob
 from steepen.errors import SteepenError
 

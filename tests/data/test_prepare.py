@@ -22,7 +22,7 @@ from steepen.data import Dataset, Tokenizer, shard_writer
 from steepen.data import prepare as prepare_module
 from steepen.data.prepare import PrepareProgress, PrepareRequest, prepare
 from steepen.errors import SteepenError, UsageError
-from steepen.utils.lock import file_lock, is_locked
+from steepen.utils.files import file_lock, is_locked
 
 WriteJsonl = Callable[[Path, list[str]], Path]
 

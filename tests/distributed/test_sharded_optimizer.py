@@ -15,8 +15,7 @@ from steepen.distributed.sharded_optimizer import ShardedOptimizer
 from steepen.distributed.world import World
 from steepen.execution.gpu_fused import install_fused_gpu
 from steepen.execution.linear import FusedLinear, is_released
-from steepen.inference.decoding import continue_tokens
-from steepen.inference.sampling import Sampling
+from steepen.inference.decoding import Sampling, continue_tokens
 from steepen.model.arms import find_arm
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network

@@ -13,8 +13,7 @@ import torch
 from steepen.data import Dataset, ValidationSet
 from steepen.errors import UsageError
 from steepen.evaluation.kl_depth import effective_depth, measure_kl_depth
-from steepen.evaluation.passes_at_test_time import measure_test_time_passes
-from steepen.evaluation.validation_loss import validate
+from steepen.evaluation.validation_loss import measure_test_time_passes, validate
 from steepen.model.growth import grow
 from steepen.model.network import Network
 

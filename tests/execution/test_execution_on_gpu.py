@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from steepen.execution.compile import compile_blocks, compile_network
-from steepen.execution.select import apply_execution_mode
+from steepen.execution.select import apply_execution_mode, compile_blocks, compile_network
 from steepen.model.arms import ARMS, find_arm
 from steepen.model.config import ModelOptions, StreamPrecision
 from steepen.model.growth import grow

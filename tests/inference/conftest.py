@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from steepen.data import Dataset
-from steepen.inference.run_files import network_of, write_run
+from steepen.inference.import_model import network_of, write_run
 from steepen.model.arms import find_arm
 from steepen.model.config import ModelOptions
 from steepen.model.init import build_on_meta, materialize

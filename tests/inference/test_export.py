@@ -21,11 +21,10 @@ from torch import Tensor
 from steepen.data import Tokenizer
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.load import LoadedRun, load
-from steepen.inference.decoding import continue_tokens
+from steepen.inference.decoding import Sampling, continue_tokens
 from steepen.inference.export import export
 from steepen.inference.hf_tokenizer import from_hugging_face, hugging_face_tokenizer
 from steepen.inference.import_model import import_model
-from steepen.inference.sampling import Sampling
 from steepen.model.arms import ARMS
 from steepen.requests.app import main
 

@@ -15,10 +15,9 @@ import torch
 import steepen
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.load import load
-from steepen.inference.decoding import TextDecoder, continue_tokens
+from steepen.inference.decoding import Chooser, Sampling, TextDecoder, continue_tokens
 from steepen.inference.generate import generate
 from steepen.inference.kv_cache import KVCache, supports_cache
-from steepen.inference.sampling import Chooser, Sampling
 from steepen.model.arms import ARMS
 from steepen.model.network import Network
 from steepen.requests.app import main

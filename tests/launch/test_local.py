@@ -19,11 +19,10 @@ import pytest
 
 from steepen.launch import local as local_module
 from steepen.launch.base import MAX_RETRIES_WITHOUT_PROGRESS, Job, LaunchContext, Outcome
-from steepen.launch.gpu_service import CONTROL, PIPE_VARIABLE, MultiProcessService
-from steepen.launch.local import LocalLauncher
+from steepen.launch.local import CONTROL, PIPE_VARIABLE, LocalLauncher, MultiProcessService
 from steepen.launch.worker import Worker, python_path
 from steepen.runs.spec import RunSpec
-from steepen.utils.lock import GPU_LOCKS_VARIABLE, RUNS_PER_GPU_VARIABLE
+from steepen.utils.files import GPU_LOCKS_VARIABLE, RUNS_PER_GPU_VARIABLE
 
 Spec = Callable[..., RunSpec]
 
@@ -328,7 +327,7 @@ def test_a_service_for_several_processes_ends_with_its_launcher(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv(PIPE_VARIABLE, raising=False)
-    code = "from steepen.launch.gpu_service import MultiProcessService"
+    code = "from steepen.launch.local import MultiProcessService"
     code += "; s = MultiProcessService.start(); print(s.folder, flush=True)"
     for ending, left in (("s.stop()", False), ("import os; os.kill(os.getpid(), 9)", True)):
         command = [sys.executable, "-c", f"{code}; {ending}"]

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from steepen.errors import UsageError
+from steepen.laws.distributions import Prior
 from steepen.laws.fits.chinchilla import ChinchillaSettings, build_problem, fit_chinchilla
 from steepen.laws.fits.size_law_comparison import ArmRuns, LawComparison, compare_laws
 from steepen.laws.fits.size_law_solver import ModelSize
-from steepen.laws.prior import Prior
 
 
 def grid(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from steepen.execution.cuda_streams import StreamPool
+from steepen.execution.cuda_graphs import StreamPool
 from steepen.model.arms import ARMS, find_arm
 from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, materialize

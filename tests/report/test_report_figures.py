@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from steepen.report.axis_limits import panel_limits
 from steepen.report.colours import (
     ARM_COLOURS,
     ARM_TITLES,
@@ -32,7 +31,7 @@ from steepen.report.colours import (
 )
 from steepen.report.contents import figure_csv
 from steepen.report.curves import curve_label, curves_of, legend_curves, legend_entries
-from steepen.report.draw_panel import DrawnPanel, draw_panel
+from steepen.report.draw_panel import DrawnPanel, draw_panel, panel_limits
 from steepen.report.figure import draw_figure, figure_curves, figure_files
 from steepen.report.figure_style import figure_style, new_figure
 from steepen.report.load_studies import LoadedStudy

@@ -16,7 +16,7 @@ from steepen.report.contents import StudyContent
 from steepen.report.load_studies import LoadedStudy, load_study
 from steepen.report.page import render_page
 from steepen.report.summary import summary_rows, summary_table
-from steepen.results.render import to_latex
+from steepen.results.table import to_latex
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunStore
 from steepen.studies.answer import Axis, Panel, Series

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from steepen.report.load_studies import LoadedStudy
-from steepen.results.render import formatted_rows, numeric_columns, to_csv, to_markdown
 from steepen.results.study import answer_blocks
+from steepen.results.table import formatted_rows, numeric_columns, to_csv, to_markdown
 from steepen.results.text import print_blocks
 from steepen.studies.answer import Table
 from steepen.utils.formatting import format_column, format_value, pretty_exponents

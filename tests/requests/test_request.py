@@ -16,8 +16,7 @@ import typer
 import steepen
 from steepen.errors import UsageError
 from steepen.requests import decode
-from steepen.requests.app import main, root_command
-from steepen.requests.command import command_function
+from steepen.requests.app import command_function, main, root_command
 from steepen.requests.fit import Fit
 from steepen.requests.power import Power
 from steepen.requests.registry import VERBS, load

@@ -13,9 +13,18 @@ import pytest
 
 from steepen.errors import UsageError
 from steepen.results.panel import Axis, Panel, Series
-from steepen.results.render import WRITERS, to_csv, to_html, to_latex, to_markdown
 from steepen.results.result import Result
-from steepen.results.table import Column, Table, columns_of, table_of
+from steepen.results.table import (
+    WRITERS,
+    Column,
+    Table,
+    columns_of,
+    table_of,
+    to_csv,
+    to_html,
+    to_latex,
+    to_markdown,
+)
 from steepen.results.text import Lines, Paragraph, to_text
 from steepen.utils.codec import from_builtins, to_builtins
 

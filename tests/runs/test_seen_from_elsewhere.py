@@ -19,8 +19,8 @@ from steepen.runs import disk
 from steepen.runs.disk import removable_checkpoints, removable_run
 from steepen.runs.store import RunDirectory, RunStore
 from steepen.studies.driver.journal import Journal
+from steepen.utils.files import file_lock
 from steepen.utils.json_io import write_json
-from steepen.utils.lock import file_lock
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_unknown_is_said(
 ) -> None:
     for lock in (store.runs()[0].lock_file, Path("studies/s/lock")):
         lock.write_text("process 7 on another-machine")
-    monkeypatch.setattr("steepen.utils.lock._shows_locks_of_others", lambda *_: False)
+    monkeypatch.setattr("steepen.utils.files._shows_locks_of_others", lambda *_: False)
     run, study, page = seen(capsys)
     assert (run, study) == ("unknown", "unknown") and "unknown" in page
     for words in (["runs"], ["status", "s"]):

@@ -13,7 +13,7 @@ import torch
 from steepen.runs.spec import RunSpec
 from steepen.training import gpu_sharing
 from steepen.training.gpu_sharing import GpuSharing, is_small
-from steepen.utils.lock import GPU_LOCKS_VARIABLE, RUNS_PER_GPU_VARIABLE
+from steepen.utils.files import GPU_LOCKS_VARIABLE, RUNS_PER_GPU_VARIABLE
 
 GPU = torch.device("cuda")
 

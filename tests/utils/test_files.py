@@ -12,6 +12,7 @@ import pytest
 from steepen.errors import SteepenError
 from steepen.utils.files import (
     TEMPORARY_SUFFIX,
+    file_lock,
     open_without_links,
     read_file,
     remove_leftovers,
@@ -19,7 +20,6 @@ from steepen.utils.files import (
     write_atomically,
 )
 from steepen.utils.json_io import read_json, with_checksum, without_checksum, write_json
-from steepen.utils.lock import file_lock
 
 
 def test_written_files_have_the_permissions_of_the_umask(tmp_path: Path) -> None:

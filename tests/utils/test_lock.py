@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 import steepen
-import steepen.utils.lock as lock_module
-from steepen.utils.lock import file_lock, is_locked
+import steepen.utils.files as lock_module
+from steepen.utils.files import file_lock, is_locked
 
 
 def test_a_held_lock_names_its_holder(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user 
 
 PROBE_AS_NOBODY = """
 import os, pathlib, sys
-from steepen.utils.lock import is_locked
+from steepen.utils.files import is_locked
 try:
     os.setgroups([])
     os.setgid(int(sys.argv[3]))
@@ -181,7 +181,7 @@ def test_lock_is_seen_through_a_read_only_mount(tmp_path: Path) -> None:
     (tmp_path / "view").mkdir()
     (tmp_path / "place").mkdir()
     script = f"mount --bind {tmp_path}/place {tmp_path}/view && mount -o remount,ro,bind {tmp_path}/view && "
-    probe = "import sys, pathlib, steepen.utils.lock as l; print(l.is_locked(pathlib.Path(sys.argv[1])))"
+    probe = "import sys, pathlib, steepen.utils.files as l; print(l.is_locked(pathlib.Path(sys.argv[1])))"
     script += f"! touch {tmp_path}/view/x 2>/dev/null && {sys.executable} -c '{probe}' {tmp_path}/view/lock"
     look = functools.partial(run, ["unshare", "--mount", "sh", "-c", script])
     with file_lock(tmp_path / "place" / "lock"):

@@ -23,8 +23,7 @@ from steepen.data.sources.source import Source, SourceFunction
 from steepen.data.sources.tokenizers import load_tokenizer
 from steepen.data.tokenize_source import STAGING, JournalState, TokenizationJob, read_journal
 from steepen.errors import SteepenError, UsageError
-from steepen.utils.files import remove_leftovers, sync_directory
-from steepen.utils.lock import file_lock
+from steepen.utils.files import file_lock, remove_leftovers, sync_directory
 
 __all__ = ["PrepareProgress", "PrepareRequest", "prepare"]
 

@@ -166,8 +166,7 @@ def measure(
     """Measure what is requested, as JSON values; outcomes of CORE tasks are saved under `folder`."""
     from steepen.data import ValidationSet
     from steepen.evaluation.kl_depth import measure_kl_depth
-    from steepen.evaluation.passes_at_test_time import measure_test_time_passes
-    from steepen.evaluation.validation_loss import validate
+    from steepen.evaluation.validation_loss import measure_test_time_passes, validate
 
     spec, passes, network = run.spec, run.passes, run.network
     context = spec.shape.context

@@ -1,8 +1,8 @@
-"""Validation loss and bits per byte."""
+"""Validation loss and bits per byte, also at more or fewer core passes than the network was trained with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from steepen.data import ValidationSet
+from steepen.errors import UsageError
 from steepen.model.loss import mean_loss
 from steepen.model.network import Network
 
@@ -63,4 +64,85 @@ def validate(
     found = mean_loss(network, batches(), passes, apart=validation.end_of_text)
     return ValidationLoss(
         found.loss, validation.bits_per_byte(*found), validation.tokens, passes, validation.identity
+    )
+
+
+@dataclass(frozen=True)
+class PassesCurve:
+    """Loss at each number of passes, on one validation set."""
+
+    trained: int
+    passes: tuple[int, ...]
+    losses: tuple[float, ...]
+    trained_loss: float
+    tokens: int
+    identity: str
+    unsupported_passes: tuple[int, ...] = ()  # requested, but the network cannot run them
+
+    @property
+    def differences(self) -> tuple[float, ...]:
+        """L(k) − L(K trained) (Figure "Sensitivity to evaluation recurrence")."""
+        return tuple(loss - self.trained_loss for loss in self.losses)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "trained": self.trained,
+            "trained_loss": self.trained_loss,
+            "passes": list(self.passes),
+            "losses": list(self.losses),
+            "differences": list(self.differences),
+            "tokens": self.tokens,
+            "identity": self.identity,
+            "unsupported_passes": list(self.unsupported_passes),
+        }
+
+
+def runnable_passes(network: Network, requested: Sequence[int]) -> tuple[int, ...]:
+    """The requested numbers of passes that a network can run.
+
+    A tied core runs any number; untied cores at most as many as there are cores; a network without a core
+    only one.
+    """
+    if any(passes < 1 for passes in requested):
+        raise UsageError(f"passes {min(requested)} is not valid: the core is applied at least once.")
+    maximum = max(requested, default=0)
+    if network.shape.allocation.core == 0:
+        maximum = 1
+    elif not network.arm.tied:
+        maximum = len(network.cores)
+    return tuple(sorted({passes for passes in requested if passes <= maximum}))
+
+
+def measure_test_time_passes(
+    network: Network,
+    validation: ValidationSet,
+    requested: Sequence[int] = tuple(range(1, 9)),
+    trained: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> PassesCurve:
+    """The loss at the requested numbers of passes that the network can run, and at the trained one.
+
+    Those it cannot run are in `unsupported_passes`. `progress(done, total)` counts sequences over all
+    numbers of passes.
+    """
+    trained = network.passes if trained is None else trained
+    chosen = runnable_passes(network, requested)
+    losses: dict[int, float] = {}
+    measured = sorted({*chosen, trained})
+    for count, passes in enumerate(measured):
+
+        def report(done: int, total: int, before: int = count) -> None:
+            if progress:
+                progress(before * total + done, len(measured) * total)
+
+        losses[passes] = validate(network, validation, passes, report).loss
+    return PassesCurve(
+        trained,
+        chosen,
+        tuple(losses[passes] for passes in chosen),
+        losses[trained],
+        validation.tokens,
+        validation.identity,
+        tuple(sorted({*requested} - {*chosen})),
     )

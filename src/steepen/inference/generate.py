@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from steepen.evaluation.load import LoadedRun, load
-from steepen.inference.decoding import continue_text
-from steepen.inference.sampling import Sampling
+from steepen.inference.decoding import Sampling, continue_text
 
 
 def generate(

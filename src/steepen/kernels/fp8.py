@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from steepen.kernels.row_launch import row_grid, row_tile
-from steepen.kernels.triton_backend import tl, triton
+from steepen.kernels.triton_backend import row_grid, row_tile, tl, triton
 
 ACTIVATION_DTYPE = torch.float8_e4m3fn  # 3 mantissa bits, largest value 448; for weights too
 GRADIENT_DTYPE = torch.float8_e4m3fn  # rows have their own scales, so precision matters more than range

@@ -25,8 +25,7 @@ from steepen.kernels.fp8 import (
     quantize_gradient_reference,
     store_rows_fp8,
 )
-from steepen.kernels.row_launch import row_grid, row_tile
-from steepen.kernels.triton_backend import tl, triton
+from steepen.kernels.triton_backend import row_grid, row_tile, tl, triton
 
 
 def at_least_fp32(x: Tensor) -> Tensor:

@@ -22,8 +22,7 @@ from steepen.kernels.fp8 import (
     store_rows_fp8,
 )
 from steepen.kernels.norm import at_least_fp32
-from steepen.kernels.row_launch import row_grid, row_tile
-from steepen.kernels.triton_backend import tl, triton
+from steepen.kernels.triton_backend import row_grid, row_tile, tl, triton
 
 
 def swiglu_reference(gate_up: Tensor) -> Tensor:

@@ -1,20 +1,29 @@
-"""Runs on this machine: worker processes that train run after run, one per GPU or CPU core by default."""
+"""Runs on this machine: worker processes that train run after run, one per GPU or CPU core by default.
+
+Several runs on one GPU use NVIDIA's Multi-Process Service where it is there: their kernels run at the same
+time. Without it the driver gives each process the GPU in turn, and a small run leaves most of it idle.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
+import shutil
 import socket
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from steepen.errors import UsageError, is_whole
 from steepen.launch.base import Job, LaunchContext, LauncherBase
-from steepen.launch.gpu_service import MultiProcessService
 from steepen.launch.worker import Attempt, TaskProcess, Worker
 from steepen.runs.spec import is_light
-from steepen.utils.lock import GPU_LOCKS_VARIABLE, RUNS_PER_GPU_VARIABLE
+from steepen.utils.files import GPU_LOCKS_VARIABLE, RUNS_PER_GPU_VARIABLE
 
 MAX_PER_MACHINE = 10_000  # jobs, threads of a run, runs of a GPU
 RUNS_AT_ONCE = 4  # small runs of one GPU; eight are no faster (benchmarks/runs_at_once.py)
@@ -197,3 +206,69 @@ class LocalLauncher(LauncherBase):
         if self.service is not None:
             self.service.stop()
             self.service = None
+
+
+CONTROL = "nvidia-cuda-mps-control"
+PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
+# prctl(PR_SET_PDEATHSIG, SIGTERM) holds for the program that takes the place of the interpreter.
+_START = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15, 0, 0, 0); os.execvp(sys.argv[1], sys.argv[1:])"
+)
+_START_SECONDS, _STOP_SECONDS = 0.5, 20.0
+
+
+@dataclass
+class MultiProcessService:
+    """A service of this process's own, with its files in a temporary folder that only its user can enter.
+
+    It runs in the foreground of a child process, which the kernel ends together with this one: a launcher
+    that receives SIGKILL leaves no service behind.
+    """
+
+    folder: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that make a process a client of the service."""
+        return _environment(self.folder)
+
+    @staticmethod
+    def available() -> bool:
+        """Whether it is installed, and the user does not run one already."""
+        return PIPE_VARIABLE not in os.environ and shutil.which(CONTROL) is not None
+
+    @staticmethod
+    def start() -> MultiProcessService | None:
+        """Start the service; None where it ends at once, as without the right to start one."""
+        folder = Path(tempfile.mkdtemp(prefix="steepen-mps-"))
+        process = subprocess.Popen(
+            [sys.executable, "-c", _START, CONTROL, "-f"],
+            env={**os.environ, **_environment(folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        service = MultiProcessService(folder, process)
+        atexit.register(service.stop)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_START_SECONDS)
+            service.stop()
+            return None
+        return service
+
+    def stop(self) -> None:
+        """End the service, after its clients have ended, and delete its files."""
+        atexit.unregister(self.stop)
+        self.process.terminate()
+        try:
+            self.process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    return {PIPE_VARIABLE: str(folder), "CUDA_MPS_LOG_DIRECTORY": str(folder)}

@@ -18,8 +18,7 @@ from steepen.errors import UsageError
 from steepen.laws.arrays import Array, Mask
 from steepen.laws.table import MIN_ARM_RUNGS, NOT_USED, Table, accepted_names, normalized, wrong_number
 from steepen.laws.units import PF_DAY, read_number
-from steepen.utils.cost_axis import cost_axis
-from steepen.utils.formatting import format_flops
+from steepen.utils.formatting import cost_axis, format_flops
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")

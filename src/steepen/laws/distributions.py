@@ -1,14 +1,19 @@
-"""Quantiles, p-values and noncentralities of Student's t and Fisher's F, for arrays of degrees of freedom."""
+"""Quantiles, p-values and noncentralities of Student's t and Fisher's F, for arrays of degrees of freedom.
+
+`Prior` is what is known of the irreducible loss before a fit: a value, or a value with its error.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
 
 import numpy as np
 from scipy import special
 
+from steepen.errors import UsageError
 from steepen.laws.arrays import Array
 
 Interval = tuple[float, float]
@@ -56,3 +61,31 @@ def required_noncentrality(df: float, level: float, power: float = 0.90) -> floa
         middle = 0.5 * (low + high)
         low, high = (middle, high) if special.ncfdtr(1.0, df, middle, critical) > 1 - power else (low, middle)
     return high
+
+
+@dataclass(frozen=True)
+class Prior:
+    """A normal prior; without `sd` the value is fixed."""
+
+    mean: float
+    sd: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mean < math.inf:
+            raise UsageError(f"the irreducible loss is {self.mean}; it must be zero or more.")
+        if self.sd is not None and not 0 < self.sd < math.inf:
+            raise UsageError(
+                f"the standard deviation of the irreducible loss is {self.sd}; give one above 0."
+            )
+
+    @classmethod
+    def from_text(cls, text: str) -> Prior:
+        """Parse `1.69` or `1.69±0.05` (also `1.69+-0.05`)."""
+        mean, sign, sd = text.replace("+/-", "±").replace("+-", "±").partition("±")
+        try:
+            return cls(float(mean), float(sd) if sign else None)
+        except ValueError:
+            raise UsageError(f"the irreducible loss is {text!r}; write 1.69 or 1.69±0.05.") from None
+
+    def __str__(self) -> str:
+        return f"{self.mean:g}" + ("" if self.sd is None else f"±{self.sd:g}")

@@ -12,10 +12,9 @@ from scipy import special
 
 from steepen.errors import UsageError
 from steepen.laws.distributions import t_quantile
-from steepen.laws.model.contrasts import slope_contrast
 from steepen.laws.model.fit_tables import fit_tables
 from steepen.laws.model.laws import Array, Cells, Laws
-from steepen.laws.model.table_fit import TableFit
+from steepen.laws.model.table_fit import TableFit, slope_contrast
 from steepen.laws.verdict.questions import (
     BETTER,
     BY_WHAT,

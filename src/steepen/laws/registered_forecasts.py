@@ -24,10 +24,9 @@ from steepen.laws.distributions import Interval
 from steepen.laws.ladder import Ladder
 from steepen.laws.verdict.holdout import forecast_loss
 from steepen.utils.codec import from_builtins
-from steepen.utils.files import read_file, read_text, write_atomically
+from steepen.utils.files import file_lock, read_file, read_text, write_atomically
 from steepen.utils.formatting import format_flops, percent
 from steepen.utils.json_io import parse_json
-from steepen.utils.lock import file_lock
 
 RANGES = {  # of a forecast's numbers: wide enough for any law, and narrow enough for its powers
     "flops": (1e-9, 1e60),

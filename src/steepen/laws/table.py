@@ -14,9 +14,8 @@ import numpy as np
 from steepen.errors import UsageError, shorten
 from steepen.laws.arrays import Array
 from steepen.laws.units import NO_VALUE, read_number, split_unit
-from steepen.utils.cost_axis import FLOPS, CostAxis
 from steepen.utils.expression import number_of, parse_condition
-from steepen.utils.formatting import printable
+from steepen.utils.formatting import FLOPS, CostAxis, printable
 
 if TYPE_CHECKING:
     from steepen.laws.clean_table import Cleaning, Problem

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from steepen.execution.cuda_streams import StreamPool, run_sequentially
+from steepen.execution.cuda_graphs import StreamPool, run_sequentially
 from steepen.kernels.dispatch import REFERENCE, Kernels, kernels_for
 from steepen.kernels.muon_update import row_square_parts
 from steepen.optim.config import OptimizerConfig

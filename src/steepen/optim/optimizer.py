@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from steepen.execution.cuda_streams import StreamPool, run_sequentially
+from steepen.execution.cuda_graphs import StreamPool, run_sequentially
 from steepen.optim.adamw import AdamW
 from steepen.optim.config import CautiousDecay, OptimizerConfig, OptimizerHyperparameters
 from steepen.optim.custom_optimizer import CustomOptimizer

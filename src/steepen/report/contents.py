@@ -11,7 +11,7 @@ from steepen.report.curves import curves_of, panel_with_titles, role_text
 from steepen.report.load_studies import LoadedStudy
 from steepen.report.run_panels import curve_panels, residual_panels, scatter_tables, source_panels
 from steepen.report.summary import SummaryRow, summary_rows, summary_table
-from steepen.results.render import no_formula
+from steepen.results.table import no_formula
 from steepen.studies.answer import Panel, Table
 
 

@@ -1,4 +1,4 @@
-"""Panels as one matplotlib figure: the only drawing code, for files, the page and notebooks."""
+"""Panels and their legend as one matplotlib figure: the only drawing code, for files, page and notebooks."""
 
 from __future__ import annotations
 
@@ -6,21 +6,83 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from steepen.report.axis_limits import Limits, panel_limits
 from steepen.report.colours import ARM_TITLES
-from steepen.report.curves import Curve, curves_of, panel_with_titles
-from steepen.report.draw_panel import DrawnPanel, draw_panel, wrapped
-from steepen.report.figure_legend import SPACING, legend_columns, legend_handles
+from steepen.report.curves import (
+    Curve,
+    curve_label,
+    curves_of,
+    legend_curves,
+    legend_entries,
+    main_series,
+    panel_with_titles,
+)
+from steepen.report.draw_panel import (
+    DASHES,
+    FONT,
+    DrawnPanel,
+    Limits,
+    draw_panel,
+    marker_style,
+    panel_limits,
+    wrapped,
+)
 from steepen.report.figure_style import Format, figure_bytes, figure_style, new_figure
-from steepen.results.render import check_figure
-from steepen.studies.answer import Panel
+from steepen.results.table import check_figure
+from steepen.studies.answer import Panel, Series
 from steepen.utils.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+SPACING = {"columnspacing": 1.2, "handlelength": 1.8, "handletextpad": 0.6, "borderpad": 0.1}  # × the font
+
+
+def legend_handles(curves: Sequence[Curve]) -> tuple[list[Any], list[str]]:
+    """Handles and labels: every named curve, then what kinds of lines and markers mean."""
+    rows = [
+        (_handle(curve.series, curve.colour.light), curve_label(curve)) for curve in legend_curves(curves)
+    ]
+    rows += [(_handle([entry.series], entry.colour.light), entry.text) for entry in legend_entries(curves)]
+    return [one for one, _ in rows], [text for _, text in rows]
+
+
+def _handle(series: Sequence[Series], colour: str) -> Any:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    main = main_series(series)
+    line = next((s for s in main if s.kind == "line"), None)
+    point = next((s for s in main if s.kind == "points"), None)
+    if line is None and point is None:
+        bars = series[0].kind == "bars"
+        face = colour if series[0].filled else "#ffffff"
+        return Patch(facecolor=face, alpha=None if bars else 0.2, edgecolor=colour if bars else "none")
+    style: dict[str, Any] = {"color": colour, "lw": 1.2, "ls": DASHES[line.style] if line else "none"}
+    if point is not None:
+        marker = marker_style(point, colour)
+        style |= {key: value for key, value in marker.items() if key != "linestyle"}
+    return Line2D([], [], **style)
+
+
+def legend_columns(labels: Sequence[str], inches: float) -> int:
+    """The most columns whose labels fit a width, filled as matplotlib does: column by column."""
+    extra = SPACING["handlelength"] + SPACING["handletextpad"] + SPACING["columnspacing"]
+    for columns in range(len(labels), 1, -1):
+        rows, longer = divmod(len(labels), columns)
+        total, start = 0.0, 0
+        for column in range(columns):
+            count = rows + (column < longer)
+            own = labels[start : start + count]
+            start += count
+            total += FONT * (extra + 0.48 * max(map(len, own)))
+        if total <= 72 * inches:
+            return columns
+    return 1
+
 
 MANY_NAMES = 11  # more of them do not fit under one column
 

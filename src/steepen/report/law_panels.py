@@ -1,18 +1,22 @@
-"""Panels of `steepen fit` for compute laws: losses, multipliers, and exponents against constants."""
+"""Panels of `steepen fit`: compute laws, laws in model size and tokens, and sweeps at fixed compute."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from steepen.laws.analysis import LadderAnalysis
+from steepen.laws.arrays import Array
+from steepen.laws.chinchilla_table import ArmChinchilla
+from steepen.laws.isoflop_table import ArmSweeps
 from steepen.laws.ladder import Ladder
-from steepen.studies.answer import Axis, Panel, Series
+from steepen.results.panel import Axis, Panel, Series
 from steepen.studies.ladders.verdict_report import exponent_panel, multiplier_panel
-from steepen.studies.plotting import line, points
-from steepen.utils.cost_axis import cost_axis
+from steepen.studies.plotting import line, optimum_star, parabola, points
+from steepen.utils.formatting import cost_axis, format_flops
 
 
 def compute_panels(analysis: LadderAnalysis, ladders: dict[str, Ladder]) -> list[Panel]:
@@ -51,3 +55,112 @@ def loss_panel(analysis: LadderAnalysis, ladders: dict[str, Ladder]) -> Panel:
         Axis("loss", "log"),
         tuple(series),
     )
+
+
+CONTOURS = 8
+
+
+def chinchilla_panels(arms: Mapping[str, ArmChinchilla]) -> list[Panel]:
+    """Residuals of all arms against compute, and for each arm its law over the runs."""
+    residuals = [
+        points(
+            arm or "runs", one.runs.flops, one.runs.loss - one.fit.predict(one.size, one.runs.tokens), arm=arm
+        )
+        for arm, one in arms.items()
+    ]
+    sd = max(one.fit.residual_sd for one in arms.values())
+    compute = Axis("training compute (FLOPs)", "log")
+    found = [
+        Panel(
+            f"Residuals, SD {sd:.2g}", compute, Axis("loss − law"), tuple(residuals), lines=(("y", 0.0, ""),)
+        )
+    ]
+    losses = np.concatenate([one.runs.loss for one in arms.values()])
+    levels = np.unique(np.quantile(losses, np.linspace(0.03, 0.97, CONTOURS)))
+    for arm, one in arms.items():
+        head = f"{arm}: " if arm else ""
+        found.append(_passes_panel(one) if one.fit.phi is not None else _split_panel(one, head, levels))
+    return found
+
+
+def _split_panel(one: ArmChinchilla, head: str, levels: Array) -> Panel:
+    """Contours of the law over the runs, and the compute-optimal line."""
+    from contourpy import contour_generator
+
+    fit, n, d = one.fit, one.runs.parameters, one.runs.tokens
+    grid_n, grid_d = np.geomspace(n.min(), n.max(), 80), np.geomspace(d.min(), d.max(), 80)
+    contours = contour_generator(grid_n, grid_d, fit.predict(grid_n[None, :], grid_d[:, None]))
+    series: list[Series] = []
+    for level in levels:
+        for outline in contours.lines(float(level)):
+            x, y = np.asarray(outline, float).T
+            series.append(line(f"loss {level:.2f}", x, y, level=float(level)))
+    series.append(points("runs", n, d))
+    budgets = np.geomspace(one.runs.flops.min(), one.runs.flops.max(), 60)
+    best = np.array([fit.optimum(float(c))[:2] for c in budgets])
+    inside = (best >= [n.min(), d.min()]).all(axis=1) & (best <= [n.max(), d.max()]).all(axis=1)
+    series.append(line("compute-optimal", *best[inside].T, style="dashed"))
+    axes = Axis("parameters N", "log"), Axis("tokens D", "log")
+    return Panel(f"{head}loss, and N* ∝ C^{fit.parameters_exponent:.3f}", *axes, tuple(series))
+
+
+def _passes_panel(one: ArmChinchilla) -> Panel:
+    """Loss less the token term against effective size: one curve for every number of passes."""
+    fit, passes = one.fit, np.exp(one.size.log_passes)
+    size = one.size.effective(fit.phi or 0.0)[0]
+    rest = one.runs.loss - fit.b * one.runs.tokens**-fit.beta
+    series = [
+        points(f"{value:g} passes", size[passes == value], rest[passes == value], level=float(value))
+        for value in np.unique(passes)
+    ]
+    grid = np.geomspace(size.min(), size.max(), 60)
+    series.append(line("law", grid, fit.e + fit.a * grid**-fit.alpha, role="fit"))
+    axes = Axis(f"N_once + r^{fit.phi:.2f} · N_rec", "log"), Axis("loss − B/D^β")
+    return Panel("Effective size", *axes, tuple(series))
+
+
+def isoflop_panels(arms: Mapping[str, ArmSweeps], x_name: str) -> list[Panel]:
+    """Every arm's sweeps with their parabolas; then the optima and losses of all arms against compute."""
+    panels: list[Panel] = []
+    optima: list[Series] = []
+    losses: list[Series] = []
+    compute = Axis("compute budget (FLOPs)", "log")
+    for arm, one in arms.items():
+        fit, (budget, x, loss) = one.fit, one.data
+        log_x, log_loss = fit.settings["log_x"], fit.settings["log_loss"]
+        sweeps: list[Series] = []
+        for vertex in fit.vertices:
+            own = np.abs(np.log(budget / vertex.budget)) <= fit.settings["tolerance"]
+            fields: dict[str, Any] = {"level": float(f"{vertex.budget:.2g}")}
+            label = f"{format_flops(vertex.budget, 2)} FLOPs"
+            sweeps.append(points(label, x[own], loss[own], **fields))
+            if vertex.method == "quadratic":
+                ends = float(x[own].min()), float(x[own].max())
+                sweeps += parabola(label, vertex, *ends, log_x=log_x, log_loss=log_loss, **fields)
+            sweeps.append(optimum_star(label, vertex, **fields))
+            name = arm or "optima"
+            if vertex.interior:
+                low, high = vertex.interval or (0.0, np.inf)
+                bars = {"low": (low,), "high": (high,)} if 0 < low < high < np.inf else {}
+                star: dict[str, Any] = {"role": "optimum", "marker": "star", "arm": arm}
+                optima.append(points(name, [vertex.budget], [vertex.x], (), **star, **bars))
+                losses.append(points(name, [vertex.budget], [vertex.loss], **star))
+            elif vertex.censored:
+                hollow: dict[str, Any] = {"role": "censored", "marker": "star", "filled": False, "arm": arm}
+                optima.append(points(name, [vertex.budget], [vertex.x], **hollow))
+        if fit.law:
+            budgets = [vertex.budget for vertex in fit.vertices]
+            grid = np.geomspace(min(budgets), max(budgets), 50)
+            detail = f"exponent {fit.law.exponent:.3f}"
+            law = [fit.law.predict(float(c)) for c in grid]
+            optima.append(line(arm or "optima", grid, law, role="fit", detail=detail, arm=arm))
+        head = f"{arm}: " if arm else ""
+        panels.append(
+            Panel(
+                f"{head}sweeps at fixed compute", Axis(x_name, "log"), Axis("loss"), tuple(sweeps), columns=2
+            )
+        )
+    panels.append(Panel("Optima", compute, Axis(f"best {x_name}", "log"), tuple(optima), columns=2))
+    if losses:
+        panels.append(Panel("Loss at the optimum", compute, Axis("loss", "log"), tuple(losses), columns=2))
+    return panels

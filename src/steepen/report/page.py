@@ -28,8 +28,7 @@ from steepen.report.load_studies import LoadedStudy, arm_titles
 from steepen.report.page_figure import MANY_PANELS, page_panels
 from steepen.report.provenance import provenance_rows, run_title
 from steepen.report.summary import SummaryRow
-from steepen.results.render import formatted_rows, numeric_columns
-from steepen.results.table import columns_of
+from steepen.results.table import columns_of, formatted_rows, numeric_columns
 from steepen.runs.record import RunRecord
 from steepen.studies.answer import Series, StudyVerdict, Table
 from steepen.utils.formatting import format_value, is_number

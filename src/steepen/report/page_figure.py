@@ -15,10 +15,9 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from steepen.report.axis_limits import shown_points
 from steepen.report.colours import LIGHT_BACKGROUND, NEUTRAL, Colour
 from steepen.report.curves import Curve, panel_with_titles, series_name
-from steepen.report.draw_panel import AXIS, GRID, DrawnPanel, draw_panel
+from steepen.report.draw_panel import AXIS, GRID, DrawnPanel, draw_panel, shown_points
 from steepen.report.figure import figure_curves, figure_limits, is_wide
 from steepen.report.figure_style import figure_style, new_figure
 from steepen.studies.answer import Axis, Panel, Series

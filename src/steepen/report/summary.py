@@ -12,7 +12,7 @@ from steepen.report.curves import ladder_title
 from steepen.results.table import Column, Table, columns_of, table_of
 from steepen.runs.record import RunRecord
 from steepen.studies.answer import Answer, StudyFit, StudyVerdict
-from steepen.utils.cost_axis import cost_axis
+from steepen.utils.formatting import cost_axis
 from steepen.utils.json_io import json_safe
 
 

@@ -12,7 +12,7 @@ from steepen.report.figure import figure_files
 from steepen.report.figure_style import FORMATS, Format
 from steepen.report.load_studies import LoadedStudy, arm_titles, load_study, with_registered_forecasts
 from steepen.report.page import render_page
-from steepen.results.render import to_csv, to_latex, to_markdown
+from steepen.results.table import to_csv, to_latex, to_markdown
 from steepen.studies.answer import Panel, Table
 from steepen.utils.files import write_atomically
 from steepen.utils.progress import show_steps

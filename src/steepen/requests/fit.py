@@ -18,9 +18,9 @@ from steepen.utils.console import spinner
 from steepen.utils.values import Confidence, Flops, Level, Noise, Numbers, Seed
 
 if TYPE_CHECKING:
+    from steepen.laws.distributions import Prior
     from steepen.laws.fits.chinchilla import ChinchillaLoss
     from steepen.laws.isoflop_table import SweepLoss
-    from steepen.laws.prior import Prior
     from steepen.laws.table import Table
 
 OneFit: TypeAlias = ComputeResult | ChinchillaResult | IsoflopResult
@@ -269,7 +269,7 @@ class Fit(ReadsTable, Request[FitResult]):
 
     def known_e(self) -> Prior | None:
         """What is known of E."""
-        from steepen.laws.prior import Prior
+        from steepen.laws.distributions import Prior
 
         return None if self.irreducible_loss is None else Prior.from_text(str(self.irreducible_loss))
 
@@ -283,7 +283,7 @@ fit = function(Fit)
 
 def _fit_compute(request: Fit, table: Table) -> ComputeResult:
     """Fit every arm's compute law, judge the arms, and register or score forecasts."""
-    from steepen.laws.analysis import AnalysisRequest
+    from steepen.laws.analysis import AnalysisRequest, analyse_table, choose_reference
     from steepen.laws.ladder import read_ladders
     from steepen.laws.registered_forecasts import (
         calibration,
@@ -293,7 +293,6 @@ def _fit_compute(request: Fit, table: Table) -> ComputeResult:
         register_forecasts,
         score_registered,
     )
-    from steepen.laws.table_fits import analyse_table, choose_reference
 
     if not table.has("arm"):
         table = replace(table, columns={**table.columns, "arm": ("runs",) * len(table)})

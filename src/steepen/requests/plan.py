@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from steepen.errors import UsageError
 from steepen.requests.request import Option, Request, function
-from steepen.requests.run_size import SIZE, ArmField, DepthField, RunSize, Width
+from steepen.requests.spec import SIZE, ArmField, DepthField, RunSize, Width
 from steepen.results.plan import LaddersResult, PlanResult
 from steepen.utils.codec import Range
 

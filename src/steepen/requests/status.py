@@ -15,7 +15,7 @@ from steepen.utils.codec import Range
 from steepen.utils.formatting import unwrapped
 
 if TYPE_CHECKING:
-    from steepen.results.status import Status as Progress
+    from steepen.results.study import Status as Progress
 
 WATCH_SECONDS = 5.0
 START_SECONDS = 60.0  # `watch`: the longest time between the end of a preparation and the journal
@@ -48,7 +48,7 @@ class Status(OfStudies, Request["Progress"]):
 
     def run(self) -> Progress:
         """The progress as the files have it now."""
-        from steepen.results.status import Status as Progress
+        from steepen.results.study import Status as Progress
         from steepen.studies.driver.journal import (
             Journal,
             find_preparing,

@@ -136,8 +136,8 @@ def _count_flops(table: Table) -> Table:
 
 def _write_table(tables: Sequence[Table], path: Path) -> None:
     """Every column of the rows in use, with those that were understood first."""
-    from steepen.results.render import to_csv
     from steepen.results.table import Table as Rows
+    from steepen.results.table import to_csv
     from steepen.utils.files import write_atomically
 
     first = tables[0]

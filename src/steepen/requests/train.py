@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from steepen.errors import RemoteError, UsageError
 from steepen.requests.request import Option, Request, fields_of, function, with_flags
-from steepen.requests.run_size import RUN, ArmField, DataField, DepthField
-from steepen.requests.spec import SpecFields, choose_precision, open_data
+from steepen.requests.spec import (
+    RUN,
+    ArmField,
+    DataField,
+    DepthField,
+    SpecFields,
+    choose_precision,
+    open_data,
+)
 from steepen.training.train_options import EXECUTION, TrainOptions
 from steepen.utils.codec import Range
 from steepen.utils.formatting import wrap_to_terminal

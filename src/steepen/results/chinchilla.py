@@ -112,7 +112,7 @@ class ChinchillaResult(Result):
 
     def panels(self) -> list[Panel]:
         """Residuals, and contours of each arm's law with the compute-optimal line."""
-        from steepen.report.size_law_panels import chinchilla_panels
+        from steepen.report.law_panels import chinchilla_panels
 
         return chinchilla_panels(self.table_fit.arms)
 

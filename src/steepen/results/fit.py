@@ -14,8 +14,7 @@ from steepen.results.result import Result
 from steepen.results.table import Column, Table, table_of
 from steepen.results.text import Block, Paragraph, table_width
 from steepen.studies.verdict_row import LawRow, VerdictRow, law_rows
-from steepen.utils.cost_axis import cost_axis
-from steepen.utils.formatting import MISSING, format_flops, percent
+from steepen.utils.formatting import MISSING, cost_axis, format_flops, percent
 
 if TYPE_CHECKING:
     from steepen.laws.analysis import LadderAnalysis

@@ -99,7 +99,7 @@ class IsoflopResult(Result):
 
     def panels(self) -> Sequence[Panel]:
         """Sweeps of each arm with their parabolas, and optima of all arms with their laws."""
-        from steepen.report.size_law_panels import isoflop_panels
+        from steepen.report.law_panels import isoflop_panels
 
         return isoflop_panels(self.table_fit.arms, self.table_fit.x_name)
 

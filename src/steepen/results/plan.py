@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from steepen.errors import UsageError
 from steepen.results.panel import Axis, Panel, Series
-from steepen.results.render import formatted_rows, right_columns
 from steepen.results.result import Result
-from steepen.results.table import Column, Table, columns_of, table_of
+from steepen.results.table import Column, Table, columns_of, formatted_rows, right_columns, table_of
 from steepen.results.text import Block, Facts, Lines, Paragraph, table_width
 from steepen.utils.console import plain_table
 from steepen.utils.formatting import (

@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from steepen.errors import UsageError
 from steepen.results.panel import Panel
-from steepen.results.render import (
+from steepen.results.table import (
     EVERY_COLUMN,
     WRITERS,
+    Table,
     check_figure,
     check_report,
     check_table,
+    columns_of,
+    row_dict,
+    table_of,
     to_html,
     to_latex,
 )
-from steepen.results.table import Table, columns_of, row_dict, table_of
 
 if TYPE_CHECKING:
     from steepen.laws.clean_table import Problem

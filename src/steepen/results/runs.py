@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from steepen.errors import UsageError, nearest
 from steepen.results.panel import Axis, Panel, Series
-from steepen.results.render import to_csv
 from steepen.results.result import Result, to_pandas
-from steepen.results.table import Column, Table, table_of
+from steepen.results.table import Column, Table, table_of, to_csv
 from steepen.results.text import Block, Lines, Paragraph, print_blocks
 from steepen.utils.formatting import format_bytes
 

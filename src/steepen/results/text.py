@@ -13,8 +13,7 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from steepen.results.render import formatted_rows, right_columns
-from steepen.results.table import Table
+from steepen.results.table import Table, formatted_rows, right_columns
 from steepen.utils.console import MANY_ROWS, SafeConsole, plain_table
 from steepen.utils.formatting import printable
 

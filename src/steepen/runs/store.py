@@ -20,8 +20,8 @@ from steepen.runs.record import RunRecord
 from steepen.runs.row import RunRow, Status
 from steepen.runs.spec import RunSpec
 from steepen.runs.status import with_status
+from steepen.utils.files import file_lock, is_locked
 from steepen.utils.json_io import read_json
-from steepen.utils.lock import file_lock, is_locked
 
 _HASH = re.compile(r"[0-9a-f]{16}")  # name of a run's directory
 

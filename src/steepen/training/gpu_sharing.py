@@ -22,8 +22,7 @@ import torch
 from steepen.recipe.memory import training_memory
 from steepen.recipe.recipe import PlannedRun
 from steepen.runs.spec import RunSpec, is_light
-from steepen.utils.files import open_without_links
-from steepen.utils.lock import GPU_LOCKS_VARIABLE, RUNS_PER_GPU_VARIABLE
+from steepen.utils.files import GPU_LOCKS_VARIABLE, RUNS_PER_GPU_VARIABLE, open_without_links
 
 _SMALL = 1 / 6  # of the GPU's memory: four such runs fit, also if the estimates are too low by a third
 _MICRO_BATCH_TOKENS = 65_536  # the first micro-batch that gradient accumulation tries

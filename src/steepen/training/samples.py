@@ -19,8 +19,7 @@ from steepen.data import Dataset
 from steepen.data.tokenizer import Tokenizer
 from steepen.distributed.sharded_optimizer import DistributedOptimizer, ShardedOptimizer
 from steepen.errors import UsageError
-from steepen.inference.decoding import continue_text, prompt_tokens
-from steepen.inference.sampling import Sampling
+from steepen.inference.decoding import Sampling, continue_text, prompt_tokens
 from steepen.model.network import Network
 from steepen.optim.optimizer import Optimizer
 from steepen.runs.metrics import read_lines

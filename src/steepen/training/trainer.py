@@ -33,8 +33,7 @@ from steepen.distributed.faults import is_communication_error, stop_all_ranks
 from steepen.distributed.sharded_optimizer import DistributedOptimizer, ShardedOptimizer
 from steepen.distributed.world import FlagExchange, RanksDiffer, World, joined_world
 from steepen.errors import Failure, UsageError, failure_of, is_out_of_memory
-from steepen.execution.compile import compile_blocks
-from steepen.execution.select import ExecutionMode, choose_execution_mode
+from steepen.execution.select import ExecutionMode, choose_execution_mode, compile_blocks
 from steepen.model.growth import grow
 from steepen.model.loss import MeanLoss, combined, mean_loss
 from steepen.model.stream_rms import watch_stream

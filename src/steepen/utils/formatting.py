@@ -1,4 +1,7 @@
-"""Numbers, counts, FLOPs and durations as text, in one format; and text without control characters."""
+"""Numbers, counts, FLOPs and durations as text, in one format; and text without control characters.
+
+`CostAxis` has the words for what ladders are measured along: FLOPs, time, tokens or dollars.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import IO, Any, TextIO, TypeGuard
 
 MISSING = "–"
@@ -233,3 +237,29 @@ def printable_output() -> Generator[None]:
         yield
     finally:
         sys.stdout, sys.stderr = before
+
+
+@dataclass(frozen=True)
+class CostAxis:
+    """A cost of training: its column, its unit, the noun of sentences and the label of axes."""
+
+    column: str
+    unit: str
+    noun: str
+    label: str
+
+
+FLOPS = CostAxis("flops", "FLOPs", "compute", "training compute (FLOPs)")
+AXES = (
+    FLOPS,
+    CostAxis("seconds", "seconds", "time", "training time (seconds)"),
+    CostAxis("hours", "hours", "time", "training time (hours)"),
+    CostAxis("tokens", "tokens", "data", "training tokens"),
+    CostAxis("dollars", "dollars", "cost", "training cost (dollars)"),
+)
+
+
+def cost_axis(name: str) -> CostAxis:
+    """The axis of a column or a unit; any other name is a unit and noun of its own."""
+    known = next((one for one in AXES if name.casefold() in (one.column, one.unit.casefold())), None)
+    return known or CostAxis(name, name, name, name)

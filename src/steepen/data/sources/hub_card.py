@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import yaml
 
-from steepen.data.sources.files import COMPRESSION_SUFFIXES, SUFFIXES
+from steepen.data.sources.readers import COMPRESSION_SUFFIXES, SUFFIXES
 from steepen.errors import UsageError, nearest
 from steepen.utils.yaml_io import load_yaml
 

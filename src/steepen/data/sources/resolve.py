@@ -1,17 +1,87 @@
-"""Resolve names of data sources to `Source` objects: built-in corpus, Hub dataset, function, or files."""
+"""Resolve names of data sources to `Source` objects: built-in corpus, Hub dataset, function, or files.
+
+A user-defined source is a function, or its name "module:attribute", that returns documents:
+
+    # my_corpus.py
+    def documents():
+        for page in read_my_pages():
+            yield page.text
+
+    steepen data prepare my_corpus:documents --out data/mine
+
+The function is called without arguments and must return the same documents in the same order every time. Its
+documents are counted and hashed once before they are tokenized, so that a changed corpus is noticed; where
+that extra pass is too slow, return a `Source` with a description and a size instead.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import cast
 
 from steepen.data.sources import builtin, hub
-from steepen.data.sources.custom_source import custom_source
-from steepen.data.sources.files import file_source
-from steepen.data.sources.readers import ReadOptions
-from steepen.data.sources.source import Source, SourceFunction
-from steepen.errors import UsageError
-from steepen.utils.imports import MODULE_ATTRIBUTE
+from steepen.data.sources.readers import ReadOptions, file_source
+from steepen.data.sources.source import Part, Source, SourceFunction, document_hash
+from steepen.errors import SteepenError, UsageError
+from steepen.utils.imports import MODULE_ATTRIBUTE, import_object
+
+
+def custom_source(source: str | SourceFunction) -> Source:
+    """Build a Source from a function, or from its name "module:attribute"."""
+    name = source if isinstance(source, str) else _name(source)
+    found = import_object(source, "data source", values=Source) if isinstance(source, str) else source
+    if isinstance(found, Source):
+        return found
+    if not callable(found):
+        raise UsageError(f"the data source {name!r} is {found!r}; it must be a function or a Source.")
+    function = cast("SourceFunction", found)
+    result = function()
+    if isinstance(result, Source):
+        return result
+    digest, documents, size = hashlib.sha256(), 0, 0
+    for text in _documents(function, name, None, 0):
+        digest.update(document_hash(text or ""))
+        documents += 1
+        size += len((text or "").encode("utf-8", "surrogatepass"))
+    description = {
+        "kind": "custom",
+        "name": name,
+        "documents": documents,
+        "bytes": size,
+        "sha256": digest.hexdigest(),
+    }
+    return Source(description, size, [Part(name, partial(_documents, function, name, digest.digest()))])
+
+
+def _documents(
+    function: SourceFunction, name: str, expected: bytes | None, start: int
+) -> Iterator[str | None]:
+    """The documents from number `start` on; raises if all of them are not those of the first pass."""
+    result = function()
+    assert not isinstance(result, Source)
+    digest = hashlib.sha256()
+    for text in islice(result, start, None):
+        if text is not None and not isinstance(text, str):
+            raise SteepenError(
+                f"the data source {name!r} returned {type(text).__name__}, not str, as a document."
+            )
+        document = text if text is None or text.strip() else None
+        digest.update(document_hash(document or ""))
+        yield document
+    if expected is not None and start == 0 and digest.digest() != expected:
+        raise SteepenError(
+            f"the data source {name!r} returned other documents than before; it must return the same ones in "
+            "the same order every time."
+        )
+
+
+def _name(source: SourceFunction) -> str:
+    module = getattr(source, "__module__", None) or type(source).__module__
+    return f"{module}:{getattr(source, '__qualname__', type(source).__qualname__)}"
 
 
 def resolve_source(

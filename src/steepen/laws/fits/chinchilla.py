@@ -21,7 +21,7 @@ import numpy as np
 
 from steepen.errors import UsageError
 from steepen.laws.arrays import Array
-from steepen.laws.distributions import ROUNDING_ERROR, Interval, t_quantile
+from steepen.laws.distributions import ROUNDING_ERROR, Interval, Prior, t_quantile
 from steepen.laws.fits.size_law_solver import (
     KINDS,
     IntArray,
@@ -32,7 +32,6 @@ from steepen.laws.fits.size_law_solver import (
     scaled_inverse,
     solve,
 )
-from steepen.laws.prior import Prior
 
 ChinchillaLoss = Literal["huber", "mse", "log-mse"]
 LOSSES: tuple[ChinchillaLoss, ...] = ("huber", "mse", "log-mse")

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from scipy import special
 
-from steepen.laws.distributions import Interval
+from steepen.laws.distributions import Interval, Prior
 from steepen.laws.fits.compute_law import (
     ArmLaw,
     ComputeFit,
@@ -20,17 +20,16 @@ from steepen.laws.fits.compute_law import (
     root_mean_square,
 )
 from steepen.laws.ladder import MERGE_TOLERANCE, Ladder
-from steepen.laws.model.contrasts import (
+from steepen.laws.model.fit_tables import fit_tables
+from steepen.laws.model.laws import Array, Cells, Index, starting_laws
+from steepen.laws.model.table_fit import (
     Contrast,
     Mixture,
+    TableFit,
     multiplier_contrast,
     parameter_contrast,
     slope_contrast,
 )
-from steepen.laws.model.fit_tables import fit_tables
-from steepen.laws.model.laws import Array, Cells, Index, starting_laws
-from steepen.laws.model.table_fit import TableFit
-from steepen.laws.prior import Prior
 from steepen.laws.verdict.evidence import Drifting, Effect, LeftOut, Prediction, Verdict
 from steepen.laws.verdict.multipliers import MAX_MULTIPLIER, Multiplier
 from steepen.laws.verdict.questions import (

@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steepen.errors import UsageError
-from steepen.laws.model.contrasts import Contrast, Mixture, multiplier_contrast, slope_contrast
 from steepen.laws.model.laws import Array
-from steepen.laws.model.table_fit import TableFit
+from steepen.laws.model.table_fit import Contrast, Mixture, TableFit, multiplier_contrast, slope_contrast
 
 Better = Literal["better", "worse", "no difference", "not resolved"]
 Growth = Literal["grows", "constant", "shrinks", "undecided"]

@@ -6,8 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from steepen.laws.verdict.sensitivity import MAX_LOSS_PENALTY, DriftShape
-from steepen.utils.cost_axis import cost_axis
-from steepen.utils.formatting import format_flops
+from steepen.utils.formatting import cost_axis, format_flops
 
 if TYPE_CHECKING:
     from steepen.laws.verdict.evidence import Verdict

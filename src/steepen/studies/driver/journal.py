@@ -18,9 +18,8 @@ from typing import Any, Literal
 from steepen.errors import SteepenError, UsageError, nearest, require, show
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.utils.codec import from_builtins, to_builtins
-from steepen.utils.files import remove_leftovers
+from steepen.utils.files import file_lock, is_locked, remove_leftovers
 from steepen.utils.json_io import read_json, with_checksum, without_checksum, write_json
-from steepen.utils.lock import file_lock, is_locked
 
 JOURNAL = "study.json"
 LOCK = "lock"

@@ -18,8 +18,7 @@ from steepen.studies.cells import table
 from steepen.studies.ladders.ladder_runs import Measure, MeasuredLadder, cost_of
 from steepen.studies.plotting import line, points
 from steepen.studies.verdict_row import LawRow, law_rows
-from steepen.utils.cost_axis import cost_axis
-from steepen.utils.formatting import percent
+from steepen.utils.formatting import cost_axis, percent
 
 
 def study_verdicts(
