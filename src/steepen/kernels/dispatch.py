@@ -3,98 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from steepen.kernels import cross_entropy, fp8, gram, muon_update, norm, rotary, swiglu
-from steepen.kernels import fused_linear_cross_entropy as linear_cross_entropy
+from steepen.kernels import (
+    cross_entropy,
+    fp8,
+    fused_linear_cross_entropy,
+    gram,
+    muon_update,
+    norm,
+    rotary,
+    swiglu,
+)
 from steepen.kernels.fp8 import DeferredFp8, RowwiseFp8
 from steepen.kernels.fused_linear_cross_entropy import LogitGradient
 from steepen.kernels.triton_backend import has_triton_kernels
+
+MODULES = (norm, rotary, swiglu, cross_entropy, fused_linear_cross_entropy, gram, muon_update, fp8)
+Form = Literal["reference", "triton"]
 
 GemmOperand = Tensor | RowwiseFp8  # of a forward or dgrad GEMM
 WgradOperand = Tensor | RowwiseFp8 | DeferredFp8
 
 
-class RmsNormBackward(Protocol):
-    """See `norm.rms_norm_backward_reference`."""
-
-    def __call__(
-        self,
-        dn: Tensor,
-        n: Tensor,
-        rstd: Tensor,
-        residual_grad: Tensor | None = None,
-        *,
-        row_factor: Tensor | None = None,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        """See `norm.rms_norm_backward_reference`."""
-        ...
-
-
-class FusedLinearCrossEntropy(Protocol):
-    """See `fused_linear_cross_entropy.fused_linear_cross_entropy_reference`."""
-
-    def __call__(
-        self,
-        n: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        scale: float,
-        softcap: float | None,
-        vocabulary: int | None = None,
-        *,
-        gradient: bool,
-    ) -> tuple[Tensor, LogitGradient | None]:
-        """See `fused_linear_cross_entropy.fused_linear_cross_entropy_reference`."""
-        ...
-
-
-class Gram(Protocol):
-    """See `gram.gram_reference`."""
-
-    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """See `gram.gram_reference`."""
-        ...
-
-
-class SymmetricPolynomial(Protocol):
-    """See `gram.symmetric_polynomial_reference`."""
-
-    def __call__(
-        self, gram: Tensor, b: float, c: float, *, a: float = 0.0, out: Tensor | None = None
-    ) -> Tensor:
-        """See `gram.symmetric_polynomial_reference`."""
-        ...
-
-
-class Fp8Gemm(Protocol):
-    """See `fp8.fp8_gemm_reference`."""
-
-    def __call__(
-        self,
-        x: RowwiseFp8,
-        weight: Tensor,
-        weight_scale: Tensor,
-        dtype: torch.dtype,
-        *,
-        fast_accumulation: bool,
-    ) -> Tensor:
-        """See `fp8.fp8_gemm_reference`."""
-        ...
-
-
 @dataclass(frozen=True)
 class Kernels:
-    """Operations in the compute dtype; those with a trailing underscore overwrite their first argument."""
+    """Operations in the compute dtype; those with a trailing underscore overwrite their first argument.
 
-    rms_norm: Callable[..., tuple[Tensor, Tensor]]  # see norm.rms_norm_reference
-    add_rms_norm: Callable[..., tuple[Tensor, Tensor, Tensor]]  # see norm.add_rms_norm_reference
-    rms_norm_backward: RmsNormBackward
+    Each is the function of that name and a form in its module: `swiglu` is `swiglu.swiglu_reference` or
+    `swiglu.swiglu_triton`, which say what it takes.
+    """
+
+    rms_norm: Callable[..., tuple[Tensor, Tensor]]
+    add_rms_norm: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    rms_norm_backward: Callable[..., Tensor]
     rms_norm_backward_rounded: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     norm_inject: Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
     norm_inject_backward: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
@@ -104,15 +50,15 @@ class Kernels:
     rotate_norm_backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     swiglu: Callable[[Tensor], Tensor]
     swiglu_backward_: Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
-    cross_entropy_: Callable[..., tuple[Tensor, Tensor]]  # see cross_entropy.cross_entropy_reference_
+    cross_entropy_: Callable[..., tuple[Tensor, Tensor]]
     supports_fused_linear_cross_entropy: Callable[[Tensor, Tensor], bool]
-    fused_linear_cross_entropy: FusedLinearCrossEntropy
-    gram: Gram
-    symmetric_polynomial: SymmetricPolynomial
-    update_momentum: Callable[..., None]  # see muon_update.update_momentum_reference
+    fused_linear_cross_entropy: Callable[..., tuple[Tensor, LogitGradient | None]]
+    gram: Callable[..., Tensor]
+    symmetric_polynomial: Callable[..., Tensor]
+    update_momentum: Callable[..., None]
     frobenius_normalize: Callable[[Tensor, float, float], Tensor]
     scale_matrices_: Callable[[Tensor, Tensor], None]
-    apply_update: Callable[..., None]  # see muon_update.apply_update_reference
+    apply_update: Callable[..., None]
 
 
 @dataclass(frozen=True)
@@ -124,16 +70,14 @@ class BlockKernels:
     is saved in the forward pass, the operand is made from it in the backward pass.
     """
 
-    rms_norm: Callable[..., tuple[GemmOperand, Tensor]]  # see norm.rms_norm_reference
-    add_rms_norm: Callable[..., tuple[Tensor, GemmOperand, Tensor]]  # see norm.add_rms_norm_reference
+    rms_norm: Callable[..., tuple[GemmOperand, Tensor]]
+    add_rms_norm: Callable[..., tuple[Tensor, GemmOperand, Tensor]]
     rms_norm_backward: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, GemmOperand]]
     rotate_norm_: Callable[[Tensor, Tensor, float, int], Tensor]
     rotate_norm_backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], GemmOperand]
     swiglu: Callable[[Tensor], GemmOperand]
-    swiglu_backward_: Callable[
-        ..., tuple[GemmOperand, GemmOperand]
-    ]  # h is only accepted in the compute dtype
-    cross_entropy_: Callable[..., tuple[Tensor, GemmOperand]]  # see cross_entropy.cross_entropy_reference_
+    swiglu_backward_: Callable[..., tuple[GemmOperand, GemmOperand]]  # h only in the compute dtype
+    cross_entropy_: Callable[..., tuple[Tensor, GemmOperand]]
     quantize_activation: Callable[[Tensor], GemmOperand]
     quantize_gradient: Callable[[Tensor], GemmOperand]
     wgrad_scale: Callable[..., Tensor | None]  # of the operand that `quantize_activation` returned
@@ -146,59 +90,23 @@ class Fp8GemmKernels:
     """Weight quantization and fp8 GEMMs."""
 
     quantize_weight_: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
-    gemm: Fp8Gemm
+    gemm: Callable[..., Tensor]
     tensor_scale: Callable[[RowwiseFp8], Tensor]
     transpose_quantize: Callable[[RowwiseFp8 | DeferredFp8, Tensor], Tensor]
     wgrad_gemm: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-REFERENCE = Kernels(
-    rms_norm=norm.rms_norm_reference,
-    add_rms_norm=norm.add_rms_norm_reference,
-    rms_norm_backward=norm.rms_norm_backward_reference,
-    rms_norm_backward_rounded=norm.rms_norm_backward_rounded_reference,
-    norm_inject=norm.norm_inject_reference,
-    norm_inject_backward=norm.norm_inject_backward_reference,
-    embed_norm=norm.embed_norm_reference,
-    embed_norm_backward_=norm.embed_norm_backward_reference_,
-    rotate_norm_=rotary.rotate_norm_reference_,
-    rotate_norm_backward=rotary.rotate_norm_backward_reference,
-    swiglu=swiglu.swiglu_reference,
-    swiglu_backward_=swiglu.swiglu_backward_reference_,
-    cross_entropy_=cross_entropy.cross_entropy_reference_,
-    supports_fused_linear_cross_entropy=linear_cross_entropy.supports_fused_linear_cross_entropy_reference,
-    fused_linear_cross_entropy=linear_cross_entropy.fused_linear_cross_entropy_reference,
-    gram=gram.gram_reference,
-    symmetric_polynomial=gram.symmetric_polynomial_reference,
-    update_momentum=muon_update.update_momentum_reference,
-    frobenius_normalize=muon_update.frobenius_normalize_reference,
-    scale_matrices_=muon_update.scale_matrices_reference_,
-    apply_update=muon_update.apply_update_reference,
-)
+def _operation(name: str, form: Form) -> Any:
+    """The function of an operation: of `cross_entropy_`, cross_entropy_triton_ in the form "triton"."""
+    own = f"{name.removesuffix('_')}_{form}{'_' * name.endswith('_')}"
+    return next(vars(module)[own] for module in MODULES if own in vars(module))
 
-TRITON = Kernels(
-    rms_norm=norm.rms_norm_triton,
-    add_rms_norm=norm.add_rms_norm_triton,
-    rms_norm_backward=norm.rms_norm_backward_triton,
-    rms_norm_backward_rounded=norm.rms_norm_backward_rounded_triton,
-    norm_inject=norm.norm_inject_triton,
-    norm_inject_backward=norm.norm_inject_backward_triton,
-    embed_norm=norm.embed_norm_triton,
-    embed_norm_backward_=norm.embed_norm_backward_triton_,
-    rotate_norm_=rotary.rotate_norm_triton_,
-    rotate_norm_backward=rotary.rotate_norm_backward_triton,
-    swiglu=swiglu.swiglu_triton,
-    swiglu_backward_=swiglu.swiglu_backward_triton_,
-    cross_entropy_=cross_entropy.cross_entropy_triton_,
-    supports_fused_linear_cross_entropy=linear_cross_entropy.supports_fused_linear_cross_entropy_triton,
-    fused_linear_cross_entropy=linear_cross_entropy.fused_linear_cross_entropy_triton,
-    gram=gram.gram_triton,
-    symmetric_polynomial=gram.symmetric_polynomial_triton,
-    update_momentum=muon_update.update_momentum_triton,
-    frobenius_normalize=muon_update.frobenius_normalize_triton,
-    scale_matrices_=muon_update.scale_matrices_triton_,
-    apply_update=muon_update.apply_update_triton,
-)
+
+def _kernels(form: Form) -> Kernels:
+    return Kernels(**{field.name: _operation(field.name, form) for field in fields(Kernels)})
+
+
+REFERENCE, TRITON = _kernels("reference"), _kernels("triton")
 
 
 # Without quantization, GEMM operands are the tensors themselves and have no scale.
@@ -236,37 +144,26 @@ def without_quantization(kernels: Kernels) -> BlockKernels:
 
 REFERENCE_BLOCK, TRITON_BLOCK = without_quantization(REFERENCE), without_quantization(TRITON)
 
-REFERENCE_FP8_BLOCK = BlockKernels(
-    rms_norm=norm.rms_norm_fp8_reference,
-    add_rms_norm=norm.add_rms_norm_fp8_reference,
-    rms_norm_backward=norm.rms_norm_backward_fp8_reference,
-    rotate_norm_=rotary.rotate_norm_reference_,
-    rotate_norm_backward=rotary.rotate_norm_backward_fp8_reference,
-    swiglu=swiglu.swiglu_fp8_reference,
-    swiglu_backward_=swiglu.swiglu_backward_fp8_reference,
-    cross_entropy_=cross_entropy.cross_entropy_fp8_reference_,
-    quantize_activation=fp8.quantize_activation_reference,
-    quantize_gradient=fp8.quantize_gradient_reference,
-    wgrad_scale=fp8.tensor_scale,
-    wgrad_activation=fp8.defer_quantization,
-    wgrad_normed=fp8.defer_quantization_of_norm,
-)
 
-TRITON_FP8_BLOCK = BlockKernels(
-    rms_norm=norm.rms_norm_fp8_triton,
-    add_rms_norm=norm.add_rms_norm_fp8_triton,
-    rms_norm_backward=norm.rms_norm_backward_fp8_triton,
-    rotate_norm_=rotary.rotate_norm_triton_,
-    rotate_norm_backward=rotary.rotate_norm_backward_fp8_triton,
-    swiglu=swiglu.swiglu_fp8_triton,
-    swiglu_backward_=swiglu.swiglu_backward_fp8_triton,
-    cross_entropy_=cross_entropy.cross_entropy_fp8_triton_,
-    quantize_activation=fp8.quantize_activation_triton,
-    quantize_gradient=fp8.quantize_gradient_triton,
-    wgrad_scale=fp8.tensor_scale,
-    wgrad_activation=fp8.defer_quantization,
-    wgrad_normed=fp8.defer_quantization_of_norm,
-)
+def _fp8_block(form: Form) -> BlockKernels:
+    return BlockKernels(
+        rms_norm=_operation("rms_norm_fp8", form),
+        add_rms_norm=_operation("add_rms_norm_fp8", form),
+        rms_norm_backward=_operation("rms_norm_backward_fp8", form),
+        rotate_norm_=_operation("rotate_norm_", form),
+        rotate_norm_backward=_operation("rotate_norm_backward_fp8", form),
+        swiglu=_operation("swiglu_fp8", form),
+        swiglu_backward_=_operation("swiglu_backward_fp8", form),
+        cross_entropy_=_operation("cross_entropy_fp8_", form),
+        quantize_activation=_operation("quantize_activation", form),
+        quantize_gradient=_operation("quantize_gradient", form),
+        wgrad_scale=fp8.tensor_scale,
+        wgrad_activation=fp8.defer_quantization,
+        wgrad_normed=fp8.defer_quantization_of_norm,
+    )
+
+
+REFERENCE_FP8_BLOCK, TRITON_FP8_BLOCK = _fp8_block("reference"), _fp8_block("triton")
 
 REFERENCE_FP8_GEMM = Fp8GemmKernels(
     quantize_weight_=fp8.quantize_weight_reference_,
