@@ -26,7 +26,6 @@ from torch import Tensor
 
 from steepen.data.tokenizer import Tokenizer
 from steepen.errors import SteepenError, UsageError
-from steepen.evaluation.published_scores import PUBLISHED_DATA
 from steepen.inference.import_model import read_object, write_run
 from steepen.inference.weights import checked_fp32
 from steepen.model.arm import AllocationRule, Arm, PassSchedule
@@ -39,6 +38,8 @@ from steepen.runs.record import Parameters, RunRecord, ValidationScore
 from steepen.runs.spec import DataConfig, RunSpec
 
 CHECKPOINT, RESULT = "final.pt", "result.json"
+# An imported checkpoint's data has no identity: this, and the name of the authors' folder of data.
+PUBLISHED_DATA = "published:"
 WIDTH_PER_DEPTH = 128
 REQUIRED = (
     *("n_layer", "n_head", "n_embd", "depth_scale_mode", "core_repetitions", "output_multiplier"),

@@ -61,14 +61,10 @@ def test_store_is_evaluated_once_and_failures_do_not_stop_it(
     assert record is not None and {"validation", "kl_depth"} <= set(record.evaluation)
 
 
-def test_missing_tables_figures_of_many_runs_and_unknown_launchers_are_rejected(
-    many: Path, dataset: Dataset, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_figures_of_many_runs_and_unknown_launchers_are_rejected(
+    many: Path, dataset: Dataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["eval", str(many / "a"), str(many / "b"), "--data", str(dataset.directory), "--device", "cpu"]
-    monkeypatch.setenv("STEEPEN_PUBLISHED", "nowhere")
-    assert main(asked) == 2
-    assert "--published nowhere has no core_scores.csv" in capsys.readouterr().err
-    monkeypatch.delenv("STEEPEN_PUBLISHED")
     assert main([*asked, "--figure", "nowhere.png"]) == 2
     assert "nothing to draw" in capsys.readouterr().err
     # A launcher is rejected though every run has its scores and none would be launched.
@@ -114,11 +110,10 @@ def test_launcher_evaluates_runs_as_jobs(
 
 
 def test_request_travels_to_a_job_as_json(bundle: Bundle, tmp_path: Path) -> None:
-    (tmp_path / "core_scores.csv").touch()
     scores = ScoreOptions(
         core=bundle.directory, seeds=(3, 5), core_examples=7, tasks=("choose", "ending"), token_budget=99,
         convention="nanochat", kl_depth=True, kl_threshold=0.1, kl_depth_tokens=64, passes=(1, 3),
-        validation_tokens=512, published=tmp_path,
+        validation_tokens=512,
     )  # fmt: skip
     execution = {"device": "cpu", "precision": "fp32", "update_record": False}
     context = launch_context(RunStore(tmp_path), tmp_path, scores, execution)

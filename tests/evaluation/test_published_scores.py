@@ -1,4 +1,4 @@
-"""Published scores are found where arm, depth, corpus and network match, and printed beside a run's own."""
+"""tools/published_scores.py finds scores where arm, depth, corpus and network match, and prints them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 
 from steepen.data import Dataset
 from steepen.errors import UsageError
-from steepen.evaluation.published_scores import find_corpus, find_published
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.model.shape import Shape, SizeRule
@@ -20,6 +19,10 @@ from steepen.requests.app import main
 from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory
 
+from ..inference.test_import_published import load_tool
+
+TOOL = load_tool("published_scores")
+find_corpus, find_published = TOOL.find_corpus, TOOL.find_published
 FINEWEB, EDU = "fineweb", "fineweb-edu"
 TABLES = {
     "core_scores.csv": "corpus,arm,depth,compute_flops,val_loss,answer_nll,core_accuracy,core_accuracy_std,"
@@ -105,28 +108,33 @@ def test_published_scores_are_printed_beside_a_runs_own_and_not_saved(
     run = Path(shutil.copytree(trained, tmp_path / trained.name))
     words = ["eval", str(run), "--data", str(dataset.directory), "--core", str(bundle_folder)]
     words += ["--core-examples", "2", "--kl-depth", "--passes", "1-4"]
-    assert main([*words, "--published", str(tables)]) == 0
+    assert main(words) == 0
+    capsys.readouterr()
+    asked = [str(run), "--tables", str(tables), "--data", str(dataset.directory)]
+    assert TOOL.main(asked) == 1
     out, err = capsys.readouterr()
-    assert "no published scores to compare with" in err and "published:" not in out
+    assert "no published scores to compare with" in err and not out
     # A run of the published size takes long: this small one is declared to be of that size.
     shape = record_of(trained).spec.shape
-    module = "steepen.evaluation.published_scores"
-    monkeypatch.setattr(f"{module}.CORPORA", {"None": "fineweb"})
-    monkeypatch.setattr(f"{module}.WIDTH_PER_DEPTH", shape.width // shape.depth)
-    monkeypatch.setattr(f"{module}.VOCABULARY", shape.vocabulary)
-    monkeypatch.setattr(f"{module}.CONTEXT", shape.context)
-    monkeypatch.setenv("STEEPEN_PUBLISHED", str(tables))
-    assert main(words) == 0
+    monkeypatch.setattr(TOOL, "CORPORA", {"None": "fineweb"})
+    monkeypatch.setattr(TOOL, "WIDTH_PER_DEPTH", shape.width // shape.depth)
+    monkeypatch.setattr(TOOL, "VOCABULARY", shape.vocabulary)
+    monkeypatch.setattr(TOOL, "CONTEXT", shape.context)
+    assert TOOL.main(asked) == 0
     out, err = capsys.readouterr()
-    assert "published untied-grow d3 on fineweb (1.000e+15 FLOPs): validation loss 4.2500" in out
-    assert "published: KL effective depth 5" in out
+    own = record_of(run).evaluation
+    loss = f"validation loss 4.2500 (own {own['validation']['loss']:.4f})"
+    assert f"published untied-grow d3 on fineweb (1.000e+15 FLOPs): {loss}" in out
+    assert f"published: KL effective depth 5 (own {own['kl_depth']['depth']})" in out
     assert "published, minus loss at 4: 1: +0.2500, 4: +0.0000" in out
-    assert "published: centred accuracy" in out and "0.0312" in out and "2.7500" in out
-    assert "published: CORE22 0.0625, CORE17 0.0500, answer NLL 3.5000 (convention: authors)" in out
-    assert "no published" not in err
-    assert main([*words, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["published"]["core22"] == 0.0625
-    assert "published" not in record_of(run).evaluation
+    assert "choose: centred accuracy 0.0312 (own " in out and "answer NLL 2.7500 (own " in out
+    for score in ("CORE22 0.0625", "CORE17 0.0500", "answer NLL 3.5000"):
+        assert f"published: {score} (convention: authors)" in out
+    assert TOOL.main([*asked, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["core22"] == 0.0625
+    assert "published" not in own
+    assert TOOL.main([str(run), "--tables", str(tmp_path)]) == 2
+    assert "has no core_scores.csv" in capsys.readouterr().err
 
 
 def test_every_published_checkpoint_is_found(reference_data: Callable[[str], Path]) -> None:

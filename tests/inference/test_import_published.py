@@ -29,10 +29,9 @@ from ..model.authors_network import logits as authors_logits
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def load_tool() -> ModuleType:
-    """tools/import_authors_checkpoint.py, which is no package."""
-    file = REPOSITORY / "tools" / "import_authors_checkpoint.py"
-    spec = importlib.util.spec_from_file_location("import_authors_checkpoint", file)
+def load_tool(name: str) -> ModuleType:
+    """A script of tools/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "tools" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -40,7 +39,7 @@ def load_tool() -> ModuleType:
     return module
 
 
-TOOL = load_tool()
+TOOL = load_tool("import_authors_checkpoint")
 WIDTH, HEADS, HIDDEN, ROWS, REAL = 16, 2, 256, 50_304, 50_257
 ALPHA = 0.70710678
 
@@ -223,7 +222,9 @@ def test_the_run_has_the_published_record_and_can_be_used(
     ]
     assert main([*words, "--validation-tokens", "64"]) == 0
     shown = capsys.readouterr().out
-    assert "published loop-2 d6 on fineweb" in shown and "validation loss 3.2109" in shown
+    published, _ = load_tool("published_scores").compare(run.record, None, None)
+    assert published["arm"] == "loop-2" and published["corpus"] == "fineweb"
+    assert published["validation_loss"] == 3.2109375
     assert "KL effective depth" in shown and "loss at k passes minus loss at 2: 1:" in shown
     assert main(["export", str(path), str(tmp_path / "hf")]) == 0
     again = import_model(tmp_path / "hf", tmp_path / "again")

@@ -9,12 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.load import LoadedRun, RunCheckpoint, find_checkpoint, load
-from steepen.evaluation.published_scores import (
-    PUBLISHED_DATA,
-    find_corpus,
-    find_published,
-    imported_scores,
-)
 from steepen.evaluation.score_options import DEPTH_TOKENS, ScoreOptions
 from steepen.evaluation.score_store import (
     check_record_update,
@@ -119,7 +113,6 @@ def _evaluate(
     with writable_directory(directory) as (folder, problem):
         try:
             run = load(checkpoint, data=dataset, device=device, precision=precision)
-            published = _published(run, dataset, options.published, notes)
             scores = measure(run, dataset, options, folder=folder, quiet=quiet, world=world)
         except KeyboardInterrupt as interrupt:
             if options.core is not None and problem is None:
@@ -127,8 +120,6 @@ def _evaluate(
             raise
         if same_tokenizer:
             scores["tokenizer"] = dataset.manifest.tokenizer.sha256
-        # Published scores are shown beside the run's own and not saved with them.
-        shown = scores if published is None else {**scores, "published": published}
         saved = save_scores(checkpoint, scores, update_record, folder=folder, problem=problem)
     notes += saved.notes
     used = scores["kl_depth"]["tokens"] if options.kl_depth else None
@@ -137,21 +128,7 @@ def _evaluate(
             f"`kl_depth_tokens` = {options.kl_depth_tokens:,}: {used:,} were used, the largest multiple of "
             "the context that fits."
         )
-    return Evaluation(checkpoint, shown, saved.in_record, saved.file, notes)
-
-
-def _published(
-    run: LoadedRun, dataset: Dataset, folder: Path | None, notes: list[str]
-) -> dict[str, Any] | None:
-    """Published scores of the same network: of the tables in `folder`, or of an imported checkpoint."""
-    spec, found = run.spec, None
-    corpus = find_corpus(spec.data.identity, dataset.manifest.source)
-    if folder is not None:
-        found, reason = find_published(folder, spec.arm, spec.shape, corpus)
-        notes += [] if found is not None else [f"no published scores to compare with: {reason}."]
-    if found is None and spec.data.identity.startswith(PUBLISHED_DATA) and run.record is not None:
-        return imported_scores(run.record, corpus)
-    return found
+    return Evaluation(checkpoint, scores, saved.in_record, saved.file, notes)
 
 
 def measure(

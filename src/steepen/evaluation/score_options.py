@@ -27,14 +27,6 @@ class ScoreOptions:
 
     passes: Annotated[Integers | None, Option("Measure the loss at these core passes: 1-8 or 1,2,4.")] = None
     validation_tokens: Annotated[Tokens | None, Option("Validation tokens; default: as in training.")] = None
-    published: Annotated[
-        Path | None,
-        Option(
-            "Folder of the paper's published scores (core_scores.csv, …), shown beside those of a run where "
-            "arm, depth and corpus match.",
-            environment="STEEPEN_PUBLISHED",
-        ),
-    ] = None
     core: Annotated[
         Path | None,
         Option("Directory of a CORE bundle (core.yaml, eval_meta_data.csv, eval_data/).", CORE),
@@ -95,12 +87,8 @@ class ScoreOptions:
 
     def check_scores(self) -> None:
         """Raise UsageError for what cannot be measured, before anything is loaded or trained."""
-        from steepen.evaluation.published_scores import require_tables
-
         if self.passes and self.passes[0] < 1:
             raise UsageError("`passes` = 0 is not valid: the core is applied at least once.")
-        if self.published is not None:
-            require_tables(self.published)
         bundle, labels = self.bundle, self.core_options.tasks or ()
         if bundle is not None:
             for label in labels:

@@ -53,9 +53,6 @@ def has_triton_kernels(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-__all__ = ["TensorDescriptor", "has_triton_kernels", "tl", "triton"]
-
-
 THREADS_PER_WARP = 32
 
 
@@ -65,7 +62,7 @@ def row_tile(width: int, min_elements: int = 2048, elements_per_thread: int = 16
     Short rows are grouped until a program has `min_elements`. Eight bf16 elements are one 16-byte load; with
     sixteen per thread, two loads are in flight.
     """
-    block = triton.next_power_of_2(width)
+    block = 1 << (width - 1).bit_length()
     rows = max(1, min_elements // block)
     warps = rows * block // (THREADS_PER_WARP * elements_per_thread)
     return {"ROWS": rows, "BLOCK": block, "num_warps": min(max(warps, 1), 16)}
@@ -73,4 +70,7 @@ def row_tile(width: int, min_elements: int = 2048, elements_per_thread: int = 16
 
 def row_grid(rows: int, tile: dict[str, int]) -> tuple[int]:
     """Launch grid with one program per tile of rows."""
-    return (triton.cdiv(rows, tile["ROWS"]),)
+    return (-(-rows // tile["ROWS"]),)
+
+
+__all__ = ["TensorDescriptor", "has_triton_kernels", "row_grid", "row_tile", "tl", "triton"]

@@ -163,7 +163,7 @@ def _parameter(kind: type[Request[Any]], field: Field, prefix: str = "") -> insp
         if flag and field.default is not False:  # switched on by default, or decided later
             names = [f"{names[0]}/--no-{names[0].removeprefix('--')}", *names[1:]]
         word = None if flag else option.metavar or metavar(field.hint)
-        info = typer.Option(*names, metavar=word, envvar=option.environment or None, **shown)
+        info = typer.Option(*names, metavar=word, **shown)
     return inspect.Parameter(
         prefix + field.name,
         inspect.Parameter.KEYWORD_ONLY,

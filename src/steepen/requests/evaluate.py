@@ -168,8 +168,7 @@ class Evaluate(ScoreOptions, UsesLauncher, Request["EvaluationResult | Evaluated
             name, self.data, self, device=self.device, precision=self.precision,
             trust_remote_code=self.trust_remote_code, quiet=quiet,
         )  # fmt: skip
-        note = "`published` was not used: the published scores are those of the paper's own networks."
-        return EvaluationResult(scores, name, remarks=() if self.published is None else (note,))
+        return EvaluationResult(scores, name)
 
     def _find_runs(self) -> list[Path]:
         """The run directories that were named, and those of a study."""

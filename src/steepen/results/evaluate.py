@@ -76,7 +76,7 @@ class EvaluationResult(Result):
         return score_panels(self.scores, self.title)
 
     def blocks(self, width: int) -> Iterable[Block]:
-        """The scores as sentences, CORE as a table, published scores beside them."""
+        """The scores as sentences, CORE as a table."""
         yield from score_blocks(self.scores)
         if self.saved is not None:
             yield Lines(f"saved in {self.saved}")
@@ -84,23 +84,20 @@ class EvaluationResult(Result):
 
 def score_blocks(scores: Mapping[str, Any]) -> Iterator[Block]:
     """The scores of a checkpoint for a terminal."""
-    published: Mapping[str, Any] = scores.get("published") or {}
-    yield from _validation(scores, published)
+    yield from _validation(scores)
     if depth := scores.get("kl_depth"):
         curve = " ".join(f"{value:.2f}" for value in depth["curve"])
         yield Lines(
             f"KL effective depth {depth['depth']} of {depth['executed']} executed blocks "
             f"(peak after {depth['peak']}, {depth['tokens']:,} tokens); nats after 0, 1, …: {curve}"
         )
-        if published.get("kl_depth") is not None:
-            yield Lines(f"published: KL effective depth {published['kl_depth']:g}")
     if curve := scores.get("test_time_passes"):
-        yield from _passes(curve, published)
+        yield from _passes(curve)
     if core := scores.get("core"):
-        yield from _core(core, published)
+        yield from _core(core)
 
 
-def _validation(scores: Mapping[str, Any], published: Mapping[str, Any]) -> Iterator[Block]:
+def _validation(scores: Mapping[str, Any]) -> Iterator[Block]:
     validation = scores.get("validation")
     if "model" in scores:
         size = f"{scores['parameters']:,} parameters, {scores['precision']}, context {scores['context']:,}"
@@ -119,14 +116,9 @@ def _validation(scores: Mapping[str, Any], published: Mapping[str, Any]) -> Iter
         f"{validation['loss']:.4f} ({validation['bits_per_byte']:.4f} bits per byte, "
         f"{validation['tokens']:,} tokens)"
     )
-    if published.get("validation_loss") is not None:
-        yield Lines(
-            f"published {published['arm']} d{published['depth']} on {published['corpus']} "
-            f"({published['flops']:.3e} FLOPs): validation loss {published['validation_loss']:.4f}"
-        )
 
 
-def _passes(curve: Mapping[str, Any], published: Mapping[str, Any]) -> Iterator[Block]:
+def _passes(curve: Mapping[str, Any]) -> Iterator[Block]:
     pairs = zip(curve["passes"], curve["differences"], strict=True)
     parts = ", ".join(f"{passes}: {difference:+.4f}" for passes, difference in pairs)
     if parts:
@@ -136,14 +128,11 @@ def _passes(curve: Mapping[str, Any], published: Mapping[str, Any]) -> Iterator[
             f"passes {', '.join(map(str, left))} are not supported: untied cores run one pass each, "
             "and a network without a core runs only one."
         )
-    if known := published.get("test_time_passes"):
-        parts = ", ".join(f"{passes}: {value:+.4f}" for passes, value in known["differences"].items())
-        yield Lines(f"published, minus loss at {known['trained']}: {parts}")
 
 
-def _core(core: Mapping[str, Any], published: Mapping[str, Any]) -> Iterator[Block]:
+def _core(core: Mapping[str, Any]) -> Iterator[Block]:
     """A table of CORE scores by task, and their means."""
-    yield core_table(core, published.get("tasks") or {})
+    yield core_table(core)
     spread = "" if core["core22_seed_sd"] is None else f" ± {core['core22_seed_sd']:.4f} over seeds"
     subset = "" if core["examples"] is None else f", at most {core['examples']:,} examples per task"
     if core["core22"] is not None:
@@ -158,15 +147,10 @@ def _core(core: Mapping[str, Any], published: Mapping[str, Any]) -> Iterator[Blo
             f"mean of {len(core['tasks'])} tasks: centred {core['mean_centered']:.4f}, "
             f"answer NLL {core['mean_nll']:.4f}{subset}"
         )
-    names = {"CORE22": "core22", "CORE17": "core17", "answer NLL": "nll22"}
-    known = {title: published.get(name) for title, name in names.items()}
-    if any(value is not None for value in known.values()):
-        words = (f"{title} {'–' if value is None else f'{value:.4f}'}" for title, value in known.items())
-        yield Lines(f"published: {', '.join(words)} (convention: authors)")
 
 
-def core_table(core: Mapping[str, Any], published: Mapping[str, Mapping[str, float | None]]) -> Table:
-    """CORE by task, with what is published of each."""
+def core_table(core: Mapping[str, Any]) -> Table:
+    """CORE by task."""
     columns = [
         Column("task", value=lambda row: row[0]),
         Column("shots", value=lambda row: row[1]["shots"]),
@@ -176,13 +160,7 @@ def core_table(core: Mapping[str, Any], published: Mapping[str, Mapping[str, flo
         Column("centred", ".4f", value=lambda row: row[1]["centered"]),
         Column("answer NLL", ".4f", value=lambda row: row[1]["nll"]),
     ]
-    if published:
-        columns += [
-            Column("published", ".4f", value=lambda row: published.get(row[0], {}).get("centered")),
-            Column("NLL", ".4f", value=lambda row: published.get(row[0], {}).get("nll"), align="right"),
-        ]
-    caption = "published: centred accuracy; the last column is its answer NLL" if published else ""
-    return table_of(list(core["tasks"].items()), columns, f"CORE, convention: {core['convention']}", caption)
+    return table_of(list(core["tasks"].items()), columns, f"CORE, convention: {core['convention']}")
 
 
 @dataclass(frozen=True)

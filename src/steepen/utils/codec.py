@@ -76,7 +76,6 @@ class Option:
     default: str = ""  # what help shows as the default, where the field's own (None) says nothing
     python: str = ""  # what Python accepts besides, for its documentation
     metavar: str = ""
-    environment: str = ""  # a variable that gives the value where the command line does not
 
 
 class _InvalidValue(UsageError):

@@ -1,24 +1,30 @@
-"""Scores that the paper's authors publish for their checkpoints, to compare a run with.
+"""Print what the paper's authors publish of a run's network: published_scores.py RUN --tables FOLDER
 
-Read from a folder of CSV tables: core_scores, core_task_scores, effective_depth and passes_at_test_time, one
-row per published checkpoint (and task, or number of passes). They are not shipped with the package. A
-published checkpoint that was imported brings its validation loss in its record.
+The run's own scores are those that `steepen eval` has saved in its record. Published ones are read from a
+folder of CSV tables: core_scores, core_task_scores, effective_depth and passes_at_test_time, one row per
+published checkpoint (and task, or number of passes). They match where arm, depth, corpus and network do. A
+published checkpoint that `tools/import_authors_checkpoint.py` imported brings its validation loss in its
+record, and needs no tables.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
-from collections.abc import Mapping
+import json
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from steepen.data import Dataset
 from steepen.errors import SteepenError, UsageError
+from steepen.model.arm import Arm
+from steepen.model.arms import find_arm
+from steepen.model.shape import Shape
+from steepen.runs.record import RunRecord
+from steepen.runs.store import RunDirectory
 from steepen.utils.files import open_regular
-
-if TYPE_CHECKING:
-    from steepen.model.arm import Arm
-    from steepen.model.shape import Shape
-    from steepen.runs.record import RunRecord
 
 CORE_TABLE, TASK_TABLE = "core_scores.csv", "core_task_scores.csv"
 DEPTH_TABLE, PASSES_TABLE = "effective_depth.csv", "passes_at_test_time.csv"
@@ -57,22 +63,15 @@ def find_published(
     folder: Path, arm: Arm, shape: Shape, corpus: str | None
 ) -> tuple[dict[str, Any] | None, str]:
     """The published scores of an arm, depth and corpus, and why there are none (or "")."""
-    require_tables(folder)
+    if not (folder / CORE_TABLE).is_file():
+        raise UsageError(f"{folder} has no {CORE_TABLE}; give a folder of published tables.")
     try:
         return _find(folder, arm, shape, corpus)
     except (ValueError, TypeError, LookupError) as error:  # a column is missing, or a cell is no number
-        raise SteepenError(f"`published` = {folder} has a damaged table ({error}).") from error
-
-
-def require_tables(folder: Path) -> None:
-    """Raise UsageError for a folder without the published tables."""
-    if not (folder / CORE_TABLE).is_file():
-        raise UsageError(f"`published` = {folder} has no {CORE_TABLE}; give a folder of published tables.")
+        raise SteepenError(f"{folder} has a damaged table ({error}).") from error
 
 
 def _find(folder: Path, arm: Arm, shape: Shape, corpus: str | None) -> tuple[dict[str, Any] | None, str]:
-    from steepen.model.arms import find_arm
-
     if corpus is None:
         return None, "the data was not prepared from fineweb or fineweb-edu"
     depth = str(shape.depth)
@@ -92,8 +91,6 @@ def _matches(row: Mapping[str, str], arm: Arm, depth: str) -> bool:
     """Whether a row of a table is of this arm and depth."""
     if row["depth"] != depth:
         return False
-    from steepen.model.arms import find_arm
-
     try:
         return find_arm(row["arm"]).name == arm.name  # the tables use the paper's names too
     except UsageError:
@@ -149,3 +146,74 @@ def _read(file: Path) -> list[dict[str, str]]:
             return list(csv.DictReader(lines))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SteepenError(f"{file} cannot be read ({error}).") from error
+
+
+def compare(record: RunRecord, tables: Path | None, data: Path | None) -> tuple[dict[str, Any] | None, str]:
+    """Published scores of a run's network, and why there are none: of the tables, or of an imported run."""
+    spec = record.spec
+    source = {} if data is None else Dataset.open(data).manifest.source
+    corpus, found, reason = find_corpus(spec.data.identity, source), None, "give `--tables`"
+    if tables is not None:
+        found, reason = find_published(tables, spec.arm, spec.shape, corpus)
+    if found is None and spec.data.identity.startswith(PUBLISHED_DATA):
+        return imported_scores(record, corpus), ""
+    return found, reason
+
+
+def lines(scores: Mapping[str, Any], published: Mapping[str, Any]) -> Iterator[str]:
+    """The published scores, each beside the run's own where it was evaluated."""
+    if published.get("validation_loss") is not None:
+        yield (
+            f"published {published['arm']} d{published['depth']} on {published['corpus']} "
+            f"({published['flops']:.3e} FLOPs): validation loss {published['validation_loss']:.4f}"
+            f"{_own(scores.get('validation', {}).get('loss'))}"
+        )
+    if published.get("kl_depth") is not None:
+        own = (scores.get("kl_depth") or {}).get("depth")
+        beside = "" if own is None else f" (own {own})"
+        yield f"published: KL effective depth {published['kl_depth']:g}{beside}"
+    if known := published.get("test_time_passes"):
+        parts = ", ".join(f"{passes}: {value:+.4f}" for passes, value in known["differences"].items())
+        yield f"published, minus loss at {known['trained']}: {parts}"
+    core = scores.get("core") or {}
+    for title, name in (("CORE22", "core22"), ("CORE17", "core17"), ("answer NLL", "nll22")):
+        if published.get(name) is not None:
+            yield f"published: {title} {published[name]:.4f}{_own(core.get(name))} (convention: authors)"
+    for label, task in published.get("tasks", {}).items():
+        own = (core.get("tasks") or {}).get(label, {})
+        shown = (("centred accuracy", "centered"), ("answer NLL", "nll"))
+        yield f"{label}: " + ", ".join(
+            f"{title} {'–' if task[name] is None else f'{task[name]:.4f}'}{_own(own.get(name))}"
+            for title, name in shown
+        )
+
+
+def _own(value: float | None) -> str:
+    return "" if value is None else f" (own {value:.4f})"
+
+
+def main(words: list[str]) -> int:
+    """Print the comparison, or its JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--tables", type=Path, help="folder of published tables")
+    parser.add_argument("--data", type=Path, help="prepared data of the run, which says its corpus")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args(words)
+    try:
+        record = RunDirectory(given.run).record()
+        if record is None:
+            raise UsageError(f"{given.run} is not a finished run.")
+        published, reason = compare(record, given.tables, given.data)
+    except SteepenError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if published is None:
+        print(f"no published scores to compare with: {reason}.", file=sys.stderr)
+        return 1
+    print(json.dumps(published) if given.json else "\n".join(lines(record.evaluation, published)))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
