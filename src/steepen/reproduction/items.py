@@ -1,14 +1,15 @@
 """The paper's figures and tables: printed number, title, LaTeX label, command for own runs, what makes it.
 
-A figure is made of panels of studies, a table of their tables. They are found by the beginning of a panel's
-group or title in the answer of a study: that of `PaperStudies`, from the authors' measurements, or of the
-reader's own.
+A figure is made of panels of studies, a table of their tables (assets/items.yaml). They are found by the
+beginning of a panel's group or title in the answer of a study: that of `PaperStudies`, from the authors'
+measurements, or of the reader's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,8 +26,12 @@ from steepen.results.arms import family_panel
 from steepen.studies.answer import Answer, Panel, Table
 from steepen.studies.preset import load_preset
 from steepen.studies.stages.chain_tuning import candidates, has_injection
+from steepen.utils.codec import from_builtins
+from steepen.utils.files import read_text
 from steepen.utils.formatting import format_flops, typographic_minus
+from steepen.utils.yaml_io import load_yaml
 
+FILE = Path(__file__).parent / "assets" / "items.yaml"
 Shown: TypeAlias = list[Panel | Table]
 
 
@@ -34,13 +39,13 @@ Shown: TypeAlias = list[Panel | Table]
 class Part:
     """Panels or tables of a study's answer whose group or title begins with one of these words, in order.
 
-    `make` makes them of the answer instead. Without a source they are made of the package alone.
+    `make` in `MAKERS` makes them of the answer instead. Without a source they are made of the package alone.
     """
 
     source: str = ""  # STUDY or STUDY:PART
     words: tuple[str, ...] = ("",)
     count: int | None = None  # the first so many; None: all
-    make: Callable[[Answer], Shown] | None = None
+    make: str = ""
 
     @property
     def study(self) -> str:
@@ -49,8 +54,8 @@ class Part:
 
     def show(self, answer: Answer) -> Shown:
         """What it shows of an answer: panels if there are any, else tables."""
-        if self.make is not None:
-            return self.make(answer)
+        if self.make:
+            return MAKERS[self.make](answer)
         named = f"{self.source.partition(':')[2]}: " if self.study == "ablations" else ""
         own: Shown = [*answer.panels, *answer.tables]
         if named:  # of one part; its lead panel has the part's name alone as its group
@@ -227,167 +232,19 @@ def task_filter(_: Answer) -> Shown:
     return [Table("CORE tasks and their filter", columns, tuple(rows), "kept: by the paper's filter.")]
 
 
-def part(source: str, *words: str, count: int | None = None) -> Part:
-    """The panels or tables that begin with these words; all without any."""
-    return Part(source, words or ("",), count)
+def family(_: Answer) -> Shown:
+    """The blocks of the main arms."""
+    return [family_panel(list(map(find_arm, MAIN)))]
 
 
-def _ladder(source: str) -> tuple[Part, ...]:
-    """Reducible loss and multipliers of some ladders."""
-    return (part(source, "Reducible loss", "Compute multiplier over"),)
-
-
-GRID, CONTROLS = "data-constrained:grid", "data-constrained:controls"
-ITEMS = (
-    Item("Figure 1", "fig:arch",
-         "Model growth, looping, and untied looping are members of one prelude–core–coda family.",
-         "steepen arms --figure FILE", (Part(make=lambda _: [family_panel(list(map(find_arm, MAIN)))]),)),
-    Item("Figure 2", "fig:main-results",
-         "In single-epoch compute-optimal training, model growth and the boundary operator improve the "
-         "scaling exponent, and in multi-epoch training the optimal loop count grows with compute.",
-         "steepen study ladder; steepen study data-constrained --part grid",
-         (part("ladder", "Loss against compute", "Compute multiplier over"),
-          part(GRID, "weight decay 0.8", count=1), part(GRID, "compute spent"))),
-    Item("Figure 3", "fig:loop-ladder",
-         "Model growth and the boundary operator improve the scaling exponent, while untying improves only "
-         "the constant.",
-         "steepen study ladder",
-         (part("ladder", "Loss against compute", "Compute multiplier over", "Exponent against"),)),
-    Item("Figure 4", "fig:dep-grow-extrap",
-         "The scaling law fitted on 10¹⁸–10²⁰ FLOPs predicts an Untied-Grow run at 8× the fitted compute, "
-         "and the compute-efficiency advantage over Vanilla widens with scale.",
-         "steepen study extrapolate --score core,nll",
-         (part("extrapolate", "Forecasts beyond", "Compute multiplier over vanilla, projected"),)),
-    Item("Figure 5", "fig:data-constr-main",
-         "In multi-epoch training, the optimal loop count grows with compute, scaling the loop count beats "
-         "scaling model size even against tuned weight decay, and looping leaves the optimal weight decay "
-         "nearly unchanged.",
-         "steepen study data-constrained --part grid", (part(GRID, "Parameters or passes"),)),
-    Item("Figure 6", "fig:ladder-kl-eff-depth",
-         "Growth and looping raise KL effective depth along the compute-optimal single-epoch ladders, and in "
-         "multi-epoch training, scaling the loop count raises KL effective depth faster than scaling depth.",
-         "steepen study ladder --score kl-depth; steepen study data-constrained --part grid --score kl-depth",
-         (part("ladder", "KL effective depth"), part(GRID, "KL effective depth")),
-         "On repeated data only the authors' interpolated curves are published."),
-    Item("Table 1", "tab:common-setup", "Fixed architecture and training protocol.",
-         "steepen plan --arm vanilla --depth 8", (Part(make=common_setup),)),
-    Item("Table 2", "tab:model-sizes", "Model depths, layer splits, executed depths, and stored parameters.",
-         "steepen arms --depth N", (Part(make=model_sizes),)),
-    Item("Figure 7", "fig:recurrence-design", "Allocation, recurrence, and growth sweeps.",
-         "steepen study allocation; steepen study passes --part tokens; steepen study growth-target --score "
-         "kl-depth; steepen study growth-fraction --arms loop-grow; steepen study tpp --arms "
-         "loop-2,loop-grow",
-         (part("allocation"), part("passes:tokens", "tied:"), part("growth-target"),
-          part("growth-fraction", "loop-grow"), part("tpp:loop-grow", "loop-grow: loss"))),
-    Item("Figure 8", "fig:fresh-loop-optima", "Recurrence choice in fixed-token ladders.",
-         "steepen study passes --part tokens", (part("passes:tokens", "Passes in ladders"),)),
-    Item("Figure 9", "fig:tpl", "Recurrence choice at fixed anchor size and compute.",
-         "steepen study passes --part anchor",
-         (part("passes:anchor", "tied: passes at", "tied: the best", "untied: passes at",
-                 "untied: the best"),)),
-    Item("Figure 10a", "fig:opt-grow-tied", "Tied growth: Loop-Grow",
-         "steepen study growth-timing --arms loop-grow", (part("growth-timing:loop-grow", "loop-grow"),)),
-    Item("Figure 10b", "fig:opt-grow-untied", "Untied growth: Untied-Grow",
-         "steepen study growth-timing --arms untied-grow",
-         (part("growth-timing:untied-grow", "untied-grow"),)),
-    Item("Figure 10c", "fig:opt-grow-deepvan", "Deep Vanilla Grow",
-         "steepen study growth-fraction --arms deep-vanilla-grow",
-         (part("growth-fraction", "deep-vanilla-grow"),)),
-    Item("Figure 10d", "fig:opt-grow-tokens", "Token allocation and growth prescription",
-         "steepen study tpp --arms loop-2,loop-grow; steepen study tpp --arms untied-2,untied-grow; steepen "
-         "study ablations --part growth",
-         (part("tpp:loop-grow", "loop-grow: loss against 6"),
-          part("tpp:untied-grow", "untied-grow: loss against 6"),
-          part("ablations:growth", "Compute multiplier over"))),
-    Item("Figure 11", "fig:base-tuning", "Chain tuning at d8 on 1B tokens.",
-         "steepen study chain-tuning --arms A,B", (part("chain-tuning", "The chain of sweeps"),),
-         "The values tried are not published, only their losses."),
-    Item("Table 3", "tab:base-tuning-grid", "Tuning Grid for Chain Tuning.",
-         "steepen study chain-tuning --dry-run", (Part(make=tuning_grid),)),
-    Item("Table 4", "tab:base-tuning-operators", "Boundary-operator ablations at the base size.",
-         "steepen study chain-tuning --arms A,B", (Part("chain-tuning", make=operator_ablations),),
-         "Runtimes are not published."),
-    Item("Table 5", "tab:tuned-hyperparameters", "Base-tuned hyperparameters by architecture.",
-         "steepen study chain-tuning --arms A,B", (Part("chain-tuning", make=base_hyperparameters),)),
-    Item("Table 6", "tab:base-tuning-transfer", "Transfer probe from the Vanilla recipe.",
-         "steepen study transfer --part probe", (part("transfer:probe", "Transfer probe"),),
-         "Deep Vanilla's transfer run is not published; Vanilla's −0.3 is a second run of its recipe."),
-    Item("Figure 12", "fig:tpp-curves", "Iso-compute TPP fits and fitted scaling laws.",
-         "steepen study tpp --arms vanilla,loop-2,untied-2",
-         (part("tpp", "vanilla: loss", "loop-2: loss", "untied-2: loss", "Loss at the optimum",
-                 "Optimal tokens"),)),
-    Item("Table 7", "tab:arch-optimal-tpp", "Compute-optimal TPP by architecture.",
-         "steepen study tpp --arms A,B", (Part("tpp", make=optimal_tpp),)),
-    Item("Figure 13", "fig:opt-grow-fits", "Choosing a fixed growth fraction.",
-         "steepen study growth-fraction --arms A,B",
-         (part("growth-fraction", "deep-vanilla-grow", "loop-grow", "untied-grow"),)),
-    Item("Figure 14a", "fig:hyper1d", "Vanilla hyperparameter sensitivity across scale",
-         "steepen study lr-rule --part screen", (part("lr-rule:screen", "vanilla, screen: one"),)),
-    Item("Figure 14b", "fig:hp-slice", "Architecture-specific sweeps under constant and scaled recipes",
-         "steepen study lr-rule --arms A,B",
-         (part("lr-rule:drift", *(f"{arm}: one hyperparameter" for arm in (
-             "vanilla", "operator-1", "loop-2", "untied-2", "loop-grow", "untied-grow"))),)),
-    Item("Table 8", "tab:hp-drift", "Fitted hyperparameter drift and sensitivity.",
-         "steepen study lr-rule --arms A,B", (Part("lr-rule:drift", make=drift),),
-         "An optimum outside its sweep has no part in β here (RM of Vanilla); regret and range of Vanilla's "
-         "and Loop-2's constant recipes are printed of larger sizes, which are not published."),
-    Item("Table 9", "tab:full-ladder-recipes", "Recipes used for the reported ladders.",
-         "steepen study ladder", (Part("ladder", make=ladder_recipes),)),
-    Item("Figure 15a", "fig:ladder-arch", "Architecture ablations",
-         "steepen study ablations --part operator --part allocation",
-         (*_ladder("ablations:operator"), *_ladder("ablations:allocation"))),
-    Item("Figure 15b", "fig:ladder-runtime", "Major variants by runtime", "steepen study ladder",
-         (part("ladder", "Loss against time", "Time multiplier"),)),
-    Item("Figure 15c", "fig:ladder-constant", "Constant recipes", "steepen study ablations --part constant",
-         _ladder("ablations:constant")),
-    Item("Figure 16a", "fig:ladder-vanilla-scaling", "Vanilla hyperparameter scaling",
-         "steepen study ablations --part hyperparameters", _ladder("ablations:hyperparameters")),
-    Item("Figure 16b", "fig:ladder-inject-1-van-recipe", "Operator-1 recipe ablations",
-         "steepen study transfer --part ladder --arms operator-1", _ladder("transfer:ladder")),
-    Item("Figure 16c", "fig:ladder-shape", "Depth-to-width ratio",
-         "steepen study ablations --part shape", _ladder("ablations:shape")),
-    Item("Figure 16d", "fig:ladder-rand", "Random recurrence",
-         "steepen study ablations --part random", _ladder("ablations:random")),
-    Item("Figure 16e", "fig:ladder-width-only", "Width-only versus width/depth scaling",
-         "steepen study ablations --part width-only --part width-and-depth",
-         (*_ladder("ablations:width-only"), *_ladder("ablations:width-and-depth"))),
-    Item("Figure 16f", "fig:ladder-optimizers", "Muon versus Adam",
-         "steepen study ablations --part optimizer",
-         (*_ladder("ablations:optimizer, width only"), *_ladder("ablations:optimizer, width and depth"))),
-    Item("Figure 17", "fig:loop-exit", "Sensitivity to evaluation recurrence.",
-         "steepen study ladder --score passes; steepen study ablations --part random --score passes",
-         (part("ladder", "Loss at other numbers"), part("ablations:random", "random-loop-grow"))),
-    Item("Figure 18a", "fig:data-compare", "Architecture gains on FineWeb and FineWeb-Edu",
-         "steepen downstream RUNS_A RUNS_B --arms vanilla,untied-grow",
-         (part("downstream", "Scores along the ladders", "Multipliers within"),)),
-    Item("Figure 18b", "fig:dataset-comparison", "Corpus comparison",
-         "steepen downstream RUNS_A RUNS_B --arms vanilla,untied-grow",
-         (part("downstream", "Corpora compared: untied-grow"),)),
-    Item("Table 10", "tab:core-eval-type", "DCLM CORE tasks and evaluation types.",
-         "steepen eval filter RUNS", (Part(make=task_filter),),
-         "The other criterion needs raw accuracies, which are not published."),
-    Item("Figure 19a", "fig:downstream-major", "Downstream scaling ladders",
-         "steepen study ladder --score core,nll",
-         (part("ladder", "Scores along", "Compute multipliers at"),)),
-    Item("Figure 19b", "fig:core-vs-nll", "CORE NLL fits",
-         "steepen study ladder --score core,nll", (part("ladder", "Answer NLL against"),)),
-    Item("Figure 19c", "fig:matched-loss-task-bars", "Mean task residuals by architecture",
-         "steepen study ladder --score core,nll", (part("ladder", "Task NLL about"),)),
-    Item("Figure 20", "fig:sigmoids-linear-fits",
-         "FineWeb-Edu calibration for the architecture comparison.",
-         "steepen study extrapolate --score core,nll", (part("extrapolate", "From task"),)),
-    Item("Figure 21", "fig:data-constr-regimes", "Recurrence across data-repetition regimes.",
-         "steepen study data-constrained --part regimes",
-         (part("data-constrained:regimes", "Passes under repetition"),)),
-    Item("Figure 22", "fig:data-constr-wd", "Weight decay moderates the preference for recurrence.",
-         "steepen study data-constrained --part grid", (part(GRID, "Passes at each"),)),
-    Item("Figure 23", "fig:hyper-sensitivity",
-         "Hyperparameter sensitivity to stored depth and recurrence.",
-         "steepen study data-constrained --part grid; steepen study passes --part hyperparameters",
-         (part(GRID, "Weight decay at each"), part("passes:hyperparameters", "Hyperparameters at other"))),
-    Item("Figure 24", "fig:data-constr-arch", "Architecture controls under data repetition.",
-         "steepen study data-constrained --part controls", (part(CONTROLS, "Controls", count=6),)),
-)  # fmt: skip
+MAKERS: dict[str, Callable[[Answer], Shown]] = {
+    make.__name__: make
+    for make in (
+        family, common_setup, model_sizes, tuning_grid, operator_ablations, base_hyperparameters, optimal_tpp,
+        drift, ladder_recipes, task_filter,
+    )
+}  # fmt: skip
+ITEMS = from_builtins(tuple[Item, ...], load_yaml(read_text(FILE)), FILE.name)
 
 
 def find_item(kind: str, number: str) -> Item:
