@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 from steepen.data import Dataset
 from steepen.model.arm import PassSchedule, Stage
@@ -20,6 +23,8 @@ from steepen.training import checkpoint as checkpoints
 from steepen.training.step_schedule import build_schedule
 from steepen.training.stopping import Interrupted
 from steepen.training.trainer import train
+from steepen.utils.files import sha256_of_file
+from steepen.utils.json_io import with_checksum, write_json
 from training_fixtures import QUIET, assert_same_result
 
 MakeSpec = Callable[..., RunSpec]
@@ -130,6 +135,81 @@ def test_without_a_valid_checkpoint_of_the_trunk_a_branch_trains_every_step(
     assert_same_result(damaged, alone, specs[1])
     assert record.trunk == "" and record.spent_flops == record.flops
     assert kept_steps(damaged, specs[0]) == [6, 10, 20], "another run's checkpoints are not touched"
+
+
+def forge_note(store: RunStore, spec: RunSpec, other: RunSpec, data: Dataset) -> None:
+    """Train `other` with all its checkpoints, and name it alone as a run of the trunk of `spec`."""
+    train(other, data, store, replace(QUIET, keep_every=1))
+    notes = store.root / ".trunks" / str(spec.trunk)
+    shutil.rmtree(notes)
+    notes.mkdir()
+    (notes / f"{spec.branch_point}-{other.hash}").touch()
+
+
+def of_another_trunk(spec: RunSpec) -> RunSpec:
+    return replace(spec, hyperparameters=replace(spec.hyperparameters, learning_rate=0.5))
+
+
+def branching_off_earlier(spec: RunSpec) -> RunSpec:
+    return replace(spec, hyperparameters=replace(spec.hyperparameters, warmdown_fraction=0.9))
+
+
+@pytest.mark.parametrize("change", [of_another_trunk, branching_off_earlier])
+def test_a_note_of_a_run_that_takes_other_steps_is_not_believed(
+    change: Callable[[RunSpec], RunSpec], make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
+) -> None:
+    specs = sweep(make_spec)
+    noted, alone = RunStore(tmp_path / "noted"), RunStore(tmp_path / "alone")
+    share(noted, specs)
+    forge_note(noted, specs[1], change(specs[0]), tiny_data)
+    record = train(specs[1], tiny_data, noted, QUIET)
+    train(specs[1], tiny_data, alone, QUIET)
+    assert_same_result(noted, alone, specs[1])
+    assert record.trunk == ""
+
+
+def test_only_what_was_kept_for_the_trunk_is_deleted_with_it(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
+) -> None:
+    specs, store = sweep(make_spec), RunStore(tmp_path)
+    share(store, specs)
+    other = of_another_trunk(specs[0])
+    for spec in (specs[0], specs[1], other):
+        train(spec, tiny_data, store, replace(QUIET, keep_every=3))
+    assert kept_steps(store, specs[0]) == [3, 6, 9, 10, 12, 15, 18, 20]
+    (tmp_path / ".trunks" / str(specs[0].trunk) / f"3-{other.hash}").touch()
+    before = kept_steps(store, other)
+    train(specs[2], tiny_data, store, QUIET)  # without keep_every, as a later command may be
+    assert kept_steps(store, specs[0]) == [3, 9, 12, 15, 18, 20] and kept_steps(store, other) == before
+
+
+def without_optimizer(store: RunStore, spec: RunSpec) -> None:
+    """What `import` makes of a run."""
+    for saved in checkpoints.list_checkpoints(store.run(spec).checkpoints):
+        file = saved.path / checkpoints.STATE_FILE
+        save_file({key: value for key, value in load_file(file).items() if "optimizer" not in key}, file)
+        metadata = {**saved.metadata(), "files": {file.name: sha256_of_file(file)}}
+        write_json(saved.path / checkpoints.META_FILE, with_checksum(metadata))
+
+
+def with_a_pipe_for_metrics(store: RunStore, spec: RunSpec) -> None:
+    store.run(spec).metrics_file.unlink()
+    os.mkfifo(store.run(spec).metrics_file)
+
+
+@pytest.mark.parametrize(("damage", "trunk_steps"), [(without_optimizer, 0), (with_a_pipe_for_metrics, 10)])
+def test_damage_of_the_run_that_trained_the_trunk_stops_no_other(
+    damage: Callable[[RunStore, RunSpec], None], trunk_steps: int,
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path,
+) -> None:  # fmt: skip
+    specs = sweep(make_spec)
+    damaged, alone = RunStore(tmp_path / "damaged"), RunStore(tmp_path / "alone")
+    share(damaged, specs)
+    train(specs[0], tiny_data, damaged, QUIET)
+    damage(damaged, specs[0])
+    record = train(specs[1], tiny_data, damaged, QUIET)
+    expected = train(specs[1], tiny_data, alone, QUIET)
+    assert (record.validation_loss, record.trunk_steps) == (expected.validation_loss, trunk_steps)
 
 
 def test_the_schedule_before_the_branch_point_does_not_depend_on_what_follows(make_spec: MakeSpec) -> None:

@@ -15,8 +15,10 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from steepen.errors import SteepenError
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunDirectory, RunStore, checkpoint_step
+from steepen.utils.json_io import read_json
 
 _DIRECTORY = ".trunks"
 
@@ -81,6 +83,24 @@ def branch_points_within(spec: RunSpec, run: RunDirectory) -> set[int]:
     }
 
 
+def is_state_of(spec: RunSpec, checkpoint: Path) -> bool:
+    """Whether a checkpoint in the store is a state of `spec` too, by the spec of its run.
+
+    The notes do not say so for certain: anything may lie under their names.
+    """
+    its = _with_trunk_of(spec, RunDirectory(checkpoint.parents[1]))
+    return its is not None and checkpoint_step(checkpoint.name) <= min(its.branch_point, spec.branch_point)
+
+
+def _with_trunk_of(spec: RunSpec, run: RunDirectory) -> RunSpec | None:
+    """The spec of a run in the store, if it has the trunk of `spec`."""
+    try:
+        its = RunSpec.from_dict(read_json(run.spec_file))
+    except (OSError, ValueError, SteepenError):
+        return None
+    return its if its.hash == run.path.name and its.trunk == spec.trunk else None
+
+
 def finished_trunk(spec: RunSpec, run: RunDirectory) -> list[RunDirectory]:
     """The runs of a trunk once all have finished, with their notes removed; before that, none."""
     members = [other for _, other in _members(spec, run)]
@@ -88,7 +108,7 @@ def finished_trunk(spec: RunSpec, run: RunDirectory) -> list[RunDirectory]:
         return []
     if members:
         shutil.rmtree(_folder(run.path.parent, spec), ignore_errors=True)
-    return members
+    return [other for other in members if _with_trunk_of(spec, other)]
 
 
 def _folder(root: Path, spec: RunSpec) -> Path:

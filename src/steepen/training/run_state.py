@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +24,7 @@ from steepen.optim.optimizer import Optimizer, round_to_bf16_
 from steepen.optim.state import OptimizerState, grow_state
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunDirectory
+from steepen.runs.trunk import is_state_of
 from steepen.training.checkpoint import (
     AnyOptimizer,
     Checkpoint,
@@ -75,13 +75,12 @@ def load_or_init(
             continue
         print_message(f"resuming from step {training_progress.step:,} of {spec.steps:,}.")
         return network, optimizer, training_progress
-    for path in map(Path, world.broadcast_object(list(map(str, shared)))):
-        other = RunDirectory(path.parents[1])
+    states = [str(path) for path in shared if is_state_of(spec, path)]
+    for path in map(Path, world.broadcast_object(states)):
+        other, saved = RunDirectory(path.parents[1]), Checkpoint(path)
         try:
-            network, optimizer, before = _load(
-                Checkpoint(path), spec, device, mode, world, shard, owner=other.path.name
-            )
-        except (CorruptCheckpoint, UnreadableState, WeightsMismatch) as error:
+            network, optimizer, before = _load(saved, spec, device, mode, world, shard, owner=other.path.name)
+        except SteepenError as error:  # also of a run that was imported, without state of the optimizer
             print_message(f"{error} The run does not start from there.")
             continue
         print_message(
@@ -90,8 +89,11 @@ def load_or_init(
         own = RunDirectory(folder.parent)
         logs = (other.metrics_file, own.metrics_file), (other.samples_file, own.samples_file)
         for source, target in logs if world.is_main else ():
-            with contextlib.suppress(FileNotFoundError):
-                write_atomically(target, read_file(source))
+            try:
+                content = read_file(source)
+            except OSError:  # curves then begin here
+                continue
+            write_atomically(target, content)
         # Time spent on the trunk is the other run's; losses and validations are this one's too.
         begun = TrainingProgress(
             spec.hash, before.step, before.passes, scores=before.scores,

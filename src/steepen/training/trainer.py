@@ -608,10 +608,9 @@ class Trainer:
         # Before the record: a run with one is not opened again; a kill in between would leave checkpoints.
         checkpoints.prune(self.directory.checkpoints, 1, self.options.keep_every)
         write_json(self.directory.record_file, record.to_dict())
-        for run in finished_trunk(
-            self.spec, self.directory
-        ):  # none of them needs what another has kept for it
-            checkpoints.prune(run.checkpoints, 1, self.options.keep_every, ("regular", "branch"))
+        for run in finished_trunk(self.spec, self.directory):  # none needs what another has kept for it
+            with contextlib.suppress(OSError):  # another user's
+                checkpoints.prune(run.checkpoints, 1, self.options.keep_every, ("branch",))
         self.world.broadcast_object(record.to_dict())
         return record
 
