@@ -31,7 +31,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "src"), str(Path(__fil
 
 import yaml
 
-from chaos.test_fault_matrix import DAMAGES, damage
+from chaos.test_fault_matrix import CONTENTS, DAMAGES, damage
 from chaos.test_kill_storms import same_run, state_of
 from core_bundle import write_bundle
 from fork_server import ForkServer, descendants
@@ -58,6 +58,7 @@ EXPENDABLE = (
     "runs/*/checkpoints/*/checkpoint.json",
     "runs/*/evaluation/*/core/*/*.jsonl",
 )
+NEVER_REPLACED = ("lock", "metrics.jsonl", "failure.json")  # a link or folder there is left to the user
 
 
 def make_specs(data_identity: str) -> list[RunSpec]:
@@ -194,7 +195,8 @@ class Mix:
         found = (file for pattern in EXPENDABLE for file in self.store.root.glob(pattern))
         files = sorted(file for file in found if file.is_file() and not file.is_symlink())
         if files and self.counts["rounds"] % 2 and choose.random() < DAMAGED:
-            damage(choose.choice(files), choose.choice(DAMAGES))
+            file = choose.choice(files)
+            damage(file, choose.choice(CONTENTS if file.name in NEVER_REPLACED else DAMAGES))
             self.counts["damaged files"] += 1
         if choose.random() < DAMAGED:  # so that they are made again
             for folder in ("export", "imported", "unpacked"):

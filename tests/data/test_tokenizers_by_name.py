@@ -22,6 +22,7 @@ from steepen.data import Dataset, Tokenizer, ValidationSet
 from steepen.data.prepare import PrepareRequest, prepare
 from steepen.data.sources import hub as hugging_face
 from steepen.data.sources.tokenizers import load_tokenizer
+from steepen.data.tokenizer import byte_level
 from steepen.errors import SteepenError, UsageError
 from steepen.inference.hf_tokenizer import from_hugging_face, hugging_face_tokenizer
 
@@ -278,6 +279,53 @@ def test_what_is_no_sentencepiece_model_is_one_sentence(tmp_path: Path) -> None:
         (tmp_path / "bad.model").write_bytes(content)
         with pytest.raises(SteepenError, match="not a SentencePiece model"):
             load(tmp_path / "bad.model")
+
+
+def replacements(count: int, content: str) -> dict[str, Any]:
+    step = {"type": "Replace", "pattern": {"Regex": "."}, "content": content}
+    return {"type": "Sequence", "normalizers": [step] * count}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"normalizer": replacements(12, "abcd")}, "replaces a character by up to 16,777,216"),
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "////fwAAAAA="}}, "map of char"),
+        ({"model": {"type": "Unigram", "vocab": [["a", -1.0], ["</s>", 0.0]]}}, "encode a text"),
+        ({"decoder": 5}, "tokenizers cannot read it"),
+    ],
+)  # fmt: skip
+def test_tokenizer_made_to_harm_is_one_sentence(
+    tmp_path: Path, documents: list[str], change: dict[str, Any], says: str
+) -> None:
+    byte_level_library(documents, "</s>").save(str(tmp_path / "t.json"))
+    content = json.loads((tmp_path / "t.json").read_text())
+    (tmp_path / "t.json").write_text(json.dumps({**content, "pre_tokenizer": None, **change}))
+    with pytest.raises(SteepenError, match=says):
+        load(tmp_path / "t.json").encode("xyz")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (1, message([(1, b"ab" * 250_000), (2, 0.0)])),  # each of its splits would be looked up
+        (1, message([(1, b"q"), (2, 5)])),  # a score that is no float
+        (1, 5),
+        (2, message([(3, 1), (40, 10**6)])),  # the unknown piece
+        (3, message([(2, b"\xfc\xff\xff\x7f" + bytes(60))])),  # a map that says it has 2 GB
+    ],
+)
+def test_sentencepiece_model_made_to_harm_is_one_sentence(tmp_path: Path, field: int, value: Any) -> None:
+    (tmp_path / "bad.model").write_bytes(sentencepiece(2, {"a": 0.0}) + message([(field, value)]))
+    with pytest.raises(SteepenError, match="not a SentencePiece model"):
+        load(tmp_path / "bad.model")
+
+
+def test_pattern_that_matches_nothing_is_one_sentence() -> None:
+    letters = tuple(bytes([i]) for i in range(256))
+    tokenizer = byte_level("x", letters, "x*", 256, "<|endoftext|>")
+    with pytest.raises(SteepenError, match="cannot encode a text"):
+        tokenizer.encode("aa")
 
 
 def test_normalizer_of_a_tokenizer_is_kept(tmp_path: Path, folder: Path) -> None:

@@ -11,8 +11,9 @@ import contextlib
 import gzip
 import hashlib
 import json
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from steepen.errors import SteepenError, UsageError
+from steepen.errors import SteepenError, UsageError, first_line
 from steepen.utils.files import write_atomically
 from steepen.utils.json_io import canonical_json, read_json
 
@@ -45,6 +46,7 @@ PAD_TO = 128
 MAX_BPE = 1_000_000
 MAX_IDS = 4_000_000
 MAX_PATTERN = 2_000  # characters
+MAX_GROWTH = 1_000  # of a text by replacements of its characters
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,12 +139,25 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without the separator."""
-        return self._encoding.encode_ordinary(text)
+        with self._encoding_errors():
+            return self._encoding.encode_ordinary(text)
+
+    @contextlib.contextmanager
+    def _encoding_errors(self) -> Generator[None]:
+        """Say which tokenizer it is that cannot encode a text."""
+        try:
+            with errors_of_library():
+                yield
+        except UnicodeEncodeError:
+            raise
+        except ValueError as error:
+            raise SteepenError(f"the tokenizer {self.name!r} cannot encode a text ({error}).") from None
 
     def encode_array(self, text: str) -> Ids:
         """`encode` as an array; releases the GIL, so threads encode in parallel."""
         if self.end_text not in text:  # which tiktoken before 0.11 would take for the end of a document
-            with contextlib.suppress(UnicodeEncodeError):  # half a surrogate pair, which JSON can contain
+            # Half a surrogate pair, which JSON can contain.
+            with contextlib.suppress(UnicodeEncodeError), self._encoding_errors():
                 return self._encoding.encode_to_numpy(text, disallowed_special=())
         return np.array(self.encode(text), dtype=np.uint32)
 
@@ -249,21 +264,21 @@ class JsonTokenizer(Tokenizer):
 
     @staticmethod
     def from_definition(name: str, definition: Any, end_text: str) -> JsonTokenizer:
-        """The tokenizer of a tokenizer.json; raises ValueError, KeyError or TypeError for another file."""
+        """The tokenizer of a tokenizer.json; raises ValueError for another file."""
         from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-        plain = {**definition, "post_processor": None, "truncation": None, "padding": None}
-        try:
-            engine = HuggingFaceTokenizer.from_str(json.dumps(plain))
-        except Exception as error:  # the library raises nothing more special
-            raise ValueError(f"tokenizers cannot read it: {str(error).splitlines()[0]}") from None
-        plain = json.loads(engine.to_str())  # in the words of the installed version
-        end_id = engine.token_to_id(end_text)
-        if end_id is None:
-            raise ValueError(f"it has no token {end_text!r}")
-        return JsonTokenizer(
-            name, _token_bytes(plain), pattern="", end_id=end_id, end_text=end_text, definition=plain
-        )
+        with errors_of_library():
+            plain = {**definition, "post_processor": None, "truncation": None, "padding": None}
+            _check_normalizers([plain.get("normalizer"), plain.get("pre_tokenizer"), plain.get("decoder")])
+            with errors_of_library("tokenizers cannot read it: "):
+                engine = HuggingFaceTokenizer.from_str(json.dumps(plain))
+            plain = json.loads(engine.to_str())  # in the words of the installed version
+            end_id = engine.token_to_id(end_text)
+            if end_id is None:
+                raise ValueError(f"it has no token {end_text!r}")
+            return JsonTokenizer(
+                name, _token_bytes(plain), pattern="", end_id=end_id, end_text=end_text, definition=plain
+            )
 
     @cached_property
     def content(self) -> bytes:
@@ -300,10 +315,48 @@ class JsonTokenizer(Tokenizer):
         """`encode_array` of several texts, on the library's own threads."""
         # Half a surrogate pair, which JSON can contain, is read as U+FFFD.
         valid = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
-        encoded = self._engine.encode_batch_fast(valid, add_special_tokens=False)
+        with self._encoding_errors():
+            encoded = self._engine.encode_batch_fast(valid, add_special_tokens=False)
         arrays = [np.array(each.ids, dtype=np.uint32) for each in encoded]
         # A Unigram model has its separator among its pieces, and could find it in a text.
         return [ids[ids != self.end_of_text] for ids in arrays]
+
+
+@contextlib.contextmanager
+def errors_of_library(before: str = "") -> Generator[None]:
+    """Raise ValueError for whatever a tokenizer library raises: plain exceptions, and panics of Rust."""
+    try:
+        yield
+    except (SteepenError, ValueError, MemoryError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic is no Exception
+        raise ValueError(f"{before}{first_line(error)}") from None
+
+
+def _check_normalizers(definition: Any) -> None:
+    """Raise ValueError for replacements that fill the memory, and for maps of characters that are none."""
+    nodes = list(_objects(definition))
+    texts = [str(node.get("content", "")) for node in nodes if node.get("type") == "Replace"]
+    if (growth := math.prod(max(1, len(text)) for text in texts)) > MAX_GROWTH:
+        raise ValueError(f"it replaces a character by up to {growth:,}")
+    for node in nodes:
+        if node.get("precompiled_charsmap"):
+            check_charsmap(base64.b64decode(node["precompiled_charsmap"]))
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    """All objects in a JSON value, itself included."""
+    if isinstance(value, dict):
+        yield cast("dict[str, Any]", value)
+    for child in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _objects(child)
+
+
+def check_charsmap(content: bytes) -> None:
+    """Raise ValueError unless a map of SentencePiece is as large as it says: the library believes it."""
+    size = int.from_bytes(content[:4], "little")
+    if len(content) < 4 or size % 4 or size > len(content) - 4:
+        raise ValueError("its map of characters is cut off, or is none")
 
 
 def byte_level(name: str, tokens: tuple[bytes, ...], pattern: object, end_id: object, end: str) -> Tokenizer:
@@ -314,7 +367,8 @@ def byte_level(name: str, tokens: tuple[bytes, ...], pattern: object, end_id: ob
         raise ValueError(f"its separator has the id {end_id}")
     found = Tokenizer(name, tokens, pattern, None if end_id == len(tokens) else end_id, end)
     if pattern != SPLIT_PATTERN:
-        found.encode("")  # compiles the pattern
+        with errors_of_library():
+            _ = found._encoding  # compiles the pattern
     return found
 
 

@@ -11,9 +11,12 @@ import struct
 from collections import defaultdict
 from typing import Any
 
+from steepen.data.tokenizer import check_charsmap
+
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # types of pieces
 UNIGRAM, BPE = 1, 2  # types of models
 SPACE = "▁"
+MAX_PIECE = 1_000  # characters; sentencepiece's own default is 16
 
 
 def convert_sentencepiece(content: bytes) -> tuple[dict[str, Any], str]:
@@ -25,7 +28,10 @@ def convert_sentencepiece(content: bytes) -> tuple[dict[str, Any], str]:
     for entry in model[1]:
         piece = _fields(entry)
         score = struct.unpack("<f", piece[2][-1])[0] if piece[2] else 0.0
-        pieces.append((piece[1][-1].decode(), score, _number(piece, 3, NORMAL)))
+        text = piece[1][-1].decode()
+        if len(text) > MAX_PIECE:  # every split of a piece is looked up
+            raise ValueError(f"a piece has {len(text):,} characters, and at most {MAX_PIECE:,} are accepted")
+        pieces.append((text, score, _number(piece, 3, NORMAL)))
     trainer, normalizer = (_fields(model[number][-1] if model[number] else b"") for number in (2, 3))
     kind, eos = _number(trainer, 3, UNIGRAM), _number(trainer, 42, 2)
     unknown, fallback = _number(trainer, 40, 0), bool(_number(trainer, 35, 0))
@@ -43,6 +49,7 @@ def convert_sentencepiece(content: bytes) -> tuple[dict[str, Any], str]:
         )  # fmt: skip
     steps: list[Any] = []
     if normalizer[2] and normalizer[2][-1]:
+        check_charsmap(normalizer[2][-1])
         steps.append(normalizers.Precompiled(normalizer[2][-1]))
     if _number(normalizer, 4, 1):  # remove_extra_whitespaces
         steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]

@@ -21,6 +21,7 @@ from steepen.data.tokenizer import (
     Tokenizer,
     byte_level,
     check_trainable,
+    errors_of_library,
 )
 from steepen.errors import SteepenError, UsageError, shorten
 from steepen.utils.files import read_file
@@ -125,8 +126,11 @@ def _json(name: str, file: Path, config: Path | None) -> Tokenizer:
 
 def _sentencepiece(name: str, file: Path) -> Tokenizer:
     try:
-        return JsonTokenizer.from_definition(name, *convert_sentencepiece(read_file(file)))
+        content = read_file(file)
+        with errors_of_library():
+            definition, end = convert_sentencepiece(content)
+        return JsonTokenizer.from_definition(name, definition, end)
     except OSError as error:
         raise SteepenError(f"the tokenizer {file} cannot be read ({error.strerror}).") from None
-    except (ValueError, IndexError, KeyError) as error:
+    except ValueError as error:
         raise UsageError(f"{file} is not a SentencePiece model that can be used: {error}.") from None
