@@ -58,6 +58,7 @@ EXPENDABLE = (
     "runs/*/checkpoints/*/checkpoint.json",
     "runs/*/evaluation/*/core/*/*.jsonl",
 )
+WRITTEN = tuple(CONTENTS)  # damages of what a file holds
 NEVER_REPLACED = ("lock", "metrics.jsonl", "failure.json")  # a link or folder there is left to the user
 
 
@@ -196,7 +197,7 @@ class Mix:
         files = sorted(file for file in found if file.is_file() and not file.is_symlink())
         if files and self.counts["rounds"] % 2 and choose.random() < DAMAGED:
             file = choose.choice(files)
-            damage(file, choose.choice(CONTENTS if file.name in NEVER_REPLACED else DAMAGES))
+            damage(file, choose.choice(WRITTEN if file.name in NEVER_REPLACED else DAMAGES))
             self.counts["damaged files"] += 1
         if choose.random() < DAMAGED:  # so that they are made again
             for folder in ("export", "imported", "unpacked"):
