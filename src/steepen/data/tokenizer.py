@@ -360,15 +360,14 @@ def check_charsmap(content: bytes) -> None:
 
 
 def byte_level(name: str, tokens: tuple[bytes, ...], pattern: object, end_id: object, end: str) -> Tokenizer:
-    """A byte-level BPE as a file describes it; raises ValueError for a pattern that cannot be used."""
+    """A byte-level BPE as a file describes it; raises an error for a pattern that cannot be used."""
     if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN or not isinstance(end_id, int):
         raise ValueError("it has no usable splitting pattern, or its separator is no number")
     if not 0 <= end_id <= len(tokens) + BYTES:
         raise ValueError(f"its separator has the id {end_id}")
     found = Tokenizer(name, tokens, pattern, None if end_id == len(tokens) else end_id, end)
     if pattern != SPLIT_PATTERN:
-        with errors_of_library():
-            _ = found._encoding  # compiles the pattern
+        found.encode("")  # compiles the pattern
     return found
 
 
