@@ -35,20 +35,19 @@ from steepen.laws.table import table_from
 from steepen.laws.table_selection import parse_flops
 from steepen.model.arm import MAX_PASSES
 from steepen.model.arms import find_arm
-from steepen.recipe.hardware import find_accelerator
+from steepen.recipe.memory import find_accelerator
 from steepen.recipe.paper_tables import PAPER
-from steepen.recipe.recipe_choice import choose_recipes
-from steepen.recipe.recipe_file import RecipeFile, read_recipe
+from steepen.recipe.recipe_choice import RecipeFile, choose_recipes, read_recipe
 from steepen.requests import decode
 from steepen.requests.data import Prepare
 from steepen.requests.runs import ListRuns
 from steepen.requests.study import request_of
 from steepen.requests.train import Train
 from steepen.runs.fields import sort_by_field
-from steepen.runs.metrics import read_metrics
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, override
 from steepen.runs.status import STATUSES
+from steepen.runs.store import read_metrics
 from steepen.studies.answer import Answer
 from steepen.studies.driver.journal import Journal
 from steepen.studies.preset import load_preset

@@ -25,9 +25,8 @@ from steepen.errors import SteepenError, UsageError
 from steepen.model.arm import PassSchedule, Stage
 from steepen.model.block import TransformerBlock
 from steepen.optim.optimizer import Optimizer
-from steepen.runs.metrics import read_metrics
 from steepen.runs.spec import DataConfig, RunSpec, code_digest
-from steepen.runs.store import RunBusy, RunStore
+from steepen.runs.store import RunBusy, RunStore, read_metrics
 from steepen.training import checkpoint as checkpoints
 from steepen.training import trainer as training_run
 from steepen.training.stopping import Interrupted

@@ -156,8 +156,7 @@ def load_network(checkpoint: RunCheckpoint, device: torch.device, precision: str
     """Build the network of a checkpoint and read its weights, checksum verified, as fp32 or bf16."""
     import torch
 
-    from steepen.model.init import build_on_meta
-    from steepen.model.load_weights import allocate, copy_weights
+    from steepen.model.init import allocate, build_on_meta, copy_weights
     from steepen.training.checkpoint import CorruptCheckpoint
 
     state, spec = checkpoint.checkpoint.training_progress(), checkpoint.spec

@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from steepen.errors import SteepenError, UsageError, nearest
-from steepen.evaluation.core.conventions import convention_of
-from steepen.evaluation.core.suite import CORE17, CORE22
+from steepen.evaluation.core.suite import CORE17, CORE22, convention_of
 from steepen.laws.arrays import Array
 from steepen.laws.fits.downstream import Checkpoints, TaskFilter, filter_tasks
 from steepen.laws.read_table import read_table

@@ -16,8 +16,7 @@ from steepen.inference.export import DESCRIPTION_FILE, EXPORT_FORMAT
 from steepen.inference.hf_tokenizer import TOKENIZER_FILE, from_hugging_face
 from steepen.inference.weights import digest, read_folder
 from steepen.inference.weights import from_hugging_face as own_weights
-from steepen.model.init import build_on_meta
-from steepen.model.load_weights import copy_weights
+from steepen.model.init import build_on_meta, copy_weights
 from steepen.model.network import Network
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from steepen.errors import SteepenError, UsageError, is_whole, shorten
-from steepen.recipe.hardware import ACCELERATORS, Accelerator, find_accelerator
-from steepen.recipe.memory import largest_micro_batch
+from steepen.recipe.memory import ACCELERATORS, Accelerator, find_accelerator, largest_micro_batch
 from steepen.recipe.recipe import PlannedRun
 from steepen.recipe.sharding import Shard
 from steepen.runs.record import RunRecord

@@ -11,10 +11,11 @@ from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.model.shape import SizeRule
 from steepen.recipe.flops import compute_active_parameters
-from steepen.recipe.hardware import Accelerator, find_accelerator
 from steepen.recipe.memory import (
+    Accelerator,
     automatic_micro_batch,
     checkpoint_bytes,
+    find_accelerator,
     largest_micro_batch,
     training_memory,
 )

@@ -14,10 +14,9 @@ from steepen.laws.ladder import read_ladders
 from steepen.laws.table import table_from
 from steepen.report.load_studies import LoadedStudy
 from steepen.report.run_panels import thin_curve
-from steepen.runs.metrics import read_metrics
 from steepen.runs.record import RunRecord
 from steepen.runs.row import RunRow
-from steepen.runs.store import RunDirectory
+from steepen.runs.store import RunDirectory, read_metrics
 from steepen.studies.answer import Answer, Axis, Panel, Series, StudyVerdict, Table
 from steepen.studies.driver.journal import Journal
 from steepen.studies.driver.study_status import StudyStatus, done_fraction

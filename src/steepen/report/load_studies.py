@@ -13,9 +13,8 @@ from steepen.errors import SteepenError
 from steepen.laws.ladder import make_ladder
 from steepen.laws.registered_forecasts import read_registered, score_registered
 from steepen.report.colours import ARM_TITLES, arm_key
-from steepen.runs.metrics import read_samples
 from steepen.runs.record import RunRecord
-from steepen.runs.store import RunDirectory
+from steepen.runs.store import RunDirectory, read_samples
 from steepen.studies.answer import Answer, Table
 from steepen.studies.driver.journal import JOURNAL, Journal, find_study_folder, read_journals
 from steepen.utils.formatting import percent, printable, printable_values

@@ -26,7 +26,6 @@ from steepen.report.curves import curve_label, ladder_title, legend_curves, lege
 from steepen.report.figure import figure_curves, is_wide
 from steepen.report.load_studies import LoadedStudy, arm_titles
 from steepen.report.page_figure import MANY_PANELS, page_panels
-from steepen.report.provenance import provenance_rows, run_title
 from steepen.report.summary import SummaryRow
 from steepen.results.table import columns_of, formatted_rows, numeric_columns
 from steepen.runs.record import RunRecord
@@ -324,3 +323,47 @@ def _option_rows(options: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def provenance_rows(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
+    """(name, value) rows: runs, compute, time, depths, seeds, data, hardware, versions."""
+    if not records:
+        return []
+    specs = [record.spec for record in records]
+    hours = sum(record.seconds_training for record in records) / 3600
+    rows = [
+        ("runs", format_value(len(records))),
+        ("training compute", f"{format_value(sum(r.flops for r in records), 3)} FLOPs in all"),
+        (
+            "training time",
+            f"{format_value(hours, 3)} hours in all"
+            if hours >= 1
+            else f"{format_value(60 * hours, 3)} minutes in all",
+        ),
+        ("depths", _each(sorted({spec.shape.depth for spec in specs}))),
+        ("seeds", _each(sorted({spec.seed for spec in specs}))),
+        ("precision", _each(sorted({spec.precision for spec in specs}))),
+        ("data", _each(sorted({spec.data.identity for spec in specs}))),
+        ("validation set", _each(sorted({record.validation_identity for record in records}))),
+        ("hardware", _each(sorted({_hardware(record) for record in records}))),
+        ("versions", _each(sorted({_versions(record) for record in records}))),
+    ]
+    return [(name, value) for name, value in rows if value]
+
+
+def run_title(record: RunRecord) -> str:
+    """A short title of a run: depth, seed and tokens."""
+    spec = record.spec
+    return f"d{spec.shape.depth}, seed {spec.seed}, {format_value(float(spec.tokens), 3)} tokens"
+
+
+def _each(values: Sequence[object]) -> str:
+    return ", ".join(str(value) for value in values)
+
+
+def _hardware(record: RunRecord) -> str:
+    return ", ".join(f"{key} {format_value(value)}" for key, value in record.hardware.items())
+
+
+def _versions(record: RunRecord) -> str:
+    return ", ".join(f"{key} {value}" for key, value in record.versions.items())

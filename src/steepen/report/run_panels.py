@@ -11,9 +11,8 @@ from typing import Any
 from steepen.laws.fits.compute_law import ArmLaw
 from steepen.report.curves import ladder_title
 from steepen.report.summary import ladder_laws
-from steepen.runs.metrics import read_metrics
 from steepen.runs.record import RunRecord
-from steepen.runs.store import RunDirectory
+from steepen.runs.store import RunDirectory, read_metrics
 from steepen.studies.answer import Answer, Axis, Panel, Series, StudyFit, Table
 from steepen.studies.cells import table
 

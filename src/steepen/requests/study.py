@@ -206,7 +206,7 @@ class StudyRequest(Launching, Request[Any]):
         """Run the study to its answer, with scores where they are asked for, and write fitted recipes."""
         from steepen.launch.base import LauncherBase
         from steepen.launch.batch_progress import BatchProgress
-        from steepen.recipe.recipe_file import write_recipe
+        from steepen.recipe.recipe_choice import write_recipe
         from steepen.results.study import open_study
         from steepen.studies.driver.drive import drive
         from steepen.studies.driver.journal import Journal

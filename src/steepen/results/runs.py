@@ -110,13 +110,13 @@ class Run(Result):
 
     def metrics_rows(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl: one per logged step and one per validation."""
-        from steepen.runs.metrics import read_metrics
+        from steepen.runs.store import read_metrics
 
         return read_metrics(self.path / "metrics.jsonl")
 
     def samples(self) -> list[dict[str, Any]]:
         """Texts that the run generated while it trained (`sample_every`): step, prompt and text of each."""
-        from steepen.runs.metrics import read_samples
+        from steepen.runs.store import read_samples
 
         return read_samples(self.path / "samples.jsonl")
 

@@ -1,4 +1,5 @@
-"""Metrics of a run: metrics.jsonl, the buffer that defers reading them from the device, training time.
+"""Metrics of a run: metrics.jsonl, the buffer that defers reading them from the device, training time, the
+size of the residual stream.
 
 metrics.jsonl holds one line per step and one per validation. It is for inspection, status and ETA; analysis
 reads records.
@@ -10,7 +11,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -18,9 +20,9 @@ import torch
 from torch import Tensor
 
 from steepen.distributed.world import World
-from steepen.runs.metrics import read_lines
+from steepen.model.network import Network
 from steepen.runs.spec import RunSpec
-from steepen.runs.store import RunLost
+from steepen.runs.store import RunLost, read_lines
 from steepen.training.checkpoint import CheckpointWriter
 from steepen.training.device import synchronize
 from steepen.training.step_schedule import StepSchedule
@@ -211,3 +213,29 @@ class TrainingTimer:
         """Pause the timer until the next start."""
         self.lap()
         self._since = None
+
+
+@contextmanager
+def watch_stream(network: Network, passes: int) -> Generator[dict[str, float]]:
+    """Measure the root mean square of the residual stream in the first forward pass inside the block.
+
+    The dictionary is filled on leaving, by section: prelude, core 1 … core K, coda. Nothing is computed
+    twice, and the number of a block is known outside of compiled code.
+    """
+    sections = network.shape.allocation.sections(passes)
+    ends = {index for index, name in enumerate(sections) if sections[index + 1 : index + 2] != (name,)}
+    seen: list[Tensor | None] = []
+
+    def visit(x: Tensor) -> None:
+        last = len(seen) in ends
+        seen.append(x.detach().to(torch.float32).square().mean().sqrt() if last else None)
+        if len(seen) == len(sections):
+            network.visit = None
+
+    found: dict[str, float] = {}
+    network.visit = visit
+    try:
+        yield found
+    finally:
+        network.visit = None
+    found |= {name: float(x) for name, x in zip(sections, seen, strict=False) if x is not None}

@@ -18,8 +18,7 @@ from steepen.distributed.world import World
 from steepen.errors import SteepenError
 from steepen.execution.select import ExecutionMode, apply_execution_mode
 from steepen.model.growth import grow
-from steepen.model.init import build_on_meta, initializer, name_seed
-from steepen.model.load_weights import WeightsMismatch, allocate, weight_copier
+from steepen.model.init import WeightsMismatch, allocate, build_on_meta, initializer, name_seed, weight_copier
 from steepen.model.network import Network
 from steepen.optim.optimizer import Optimizer, round_to_bf16_
 from steepen.optim.state import OptimizerState, grow_state

@@ -36,7 +36,6 @@ from steepen.errors import Failure, UsageError, failure_of, is_out_of_memory
 from steepen.execution.select import ExecutionMode, choose_execution_mode, compile_blocks
 from steepen.model.growth import grow
 from steepen.model.loss import MeanLoss, combined, mean_loss
-from steepen.model.stream_rms import watch_stream
 from steepen.optim.optimizer import Optimizer
 from steepen.recipe.flops import flops_per_token
 from steepen.runs.record import RunRecord, ValidationScore
@@ -48,7 +47,7 @@ from steepen.training import device as device_info
 from steepen.training.checkpoint import TrainingProgress
 from steepen.training.gpu_sharing import GpuSharing
 from steepen.training.gradient_accumulation import GradientAccumulator, OutOfMemory
-from steepen.training.metrics import MetricBuffer, MetricsFile, TrainingTimer
+from steepen.training.metrics import MetricBuffer, MetricsFile, TrainingTimer, watch_stream
 from steepen.training.run_state import load_and_grow, load_or_init
 from steepen.training.samples import SampleWriter, check_prompts
 from steepen.training.step_schedule import StepSchedule, build_schedule

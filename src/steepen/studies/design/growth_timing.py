@@ -10,7 +10,7 @@ from steepen.laws.fits.drift import AffineLaw, fit_affine
 from steepen.model.arm import Arm
 from steepen.recipe.flops import compute_active_parameters
 from steepen.recipe.growth_law import GrowthLaw
-from steepen.recipe.recipe_file import RecipeFile
+from steepen.recipe.recipe_choice import RecipeFile
 from steepen.studies.answer import Axis, Draft, Panel, Series, Study, StudyFit
 from steepen.studies.cells import Cells, Plan, measure, plan_grid, table
 from steepen.studies.context import Arms, StudyContext, find_growing_arms
