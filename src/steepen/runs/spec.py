@@ -15,11 +15,11 @@ from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import yaml
 
-from steepen.errors import UsageError, nearest, require, require_count, require_positive
+from steepen.errors import UsageError, nearest, require
 from steepen.model.arm import OWN_CODE, Arm, PassSchedule
 from steepen.model.block_options import BlockOptions
 from steepen.model.config import ModelOptions
@@ -28,10 +28,11 @@ from steepen.optim.config import LRScheduleConfig, OptimizerConfig
 from steepen.recipe.flops import FlopCount, run_flops, stage_fractions, stage_starts
 from steepen.recipe.hyperparameters import Hyperparameters, full_name
 from steepen.recipe.recipe import PlannedRun
-from steepen.utils.codec import from_builtins, to_builtins
+from steepen.utils.codec import Checked, from_builtins, to_builtins
 from steepen.utils.files import read_text
 from steepen.utils.imports import source_digest
 from steepen.utils.json_io import canonical_json
+from steepen.utils.values import Count, Seed, Tokens
 from steepen.utils.yaml_io import load_yaml
 
 SPEC_VERSION = 3  # part of every hash
@@ -48,24 +49,20 @@ PREFIX_FACTOR = Fraction(101, 100)  # tokens of the default pool over tokens of 
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Checked):
     """Training data by content hash, not by path: a spec means the same tokens on every machine."""
 
     identity: str  # content hash of the prepared data set
-    pool_tokens: int | None = None  # unique tokens to use; None: what the run needs (prefix), or all (sample)
-    epochs: int = 1  # max epochs over the pool, or over all data where it has no size
+    # Unique tokens to use; None: what the run needs (prefix), or all (sample).
+    pool_tokens: Tokens | None = None
+    epochs: Count = 1  # max epochs over the pool, or over all data where it has no size
     pool: Pool = "prefix"  # the data's first tokens, or a pseudo-random sample of it
     windows: Windows = "recut"  # documents shuffled and cut anew every epoch, or windows cut once
 
     def __post_init__(self) -> None:
-        require(
-            bool(self.identity), "data", "identity", self.identity, "the content hash of a prepared data set"
-        )
-        require_count("data", "pool_tokens", self.pool_tokens)
-        require_positive(self, ("epochs",))
-        require(self.pool in get_args(Pool), "data", "pool", self.pool, " or ".join(get_args(Pool)))
-        known = self.windows in get_args(Windows)
-        require(known, "data", "windows", self.windows, " or ".join(get_args(Windows)))
+        super().__post_init__()
+        known = bool(self.identity)
+        require(known, "data", "identity", self.identity, "the content hash of a prepared data set")
 
     def steps_per_epoch(self, train_tokens: int, context: int, batch_tokens: int) -> int:
         """Batches in one epoch of data of `train_tokens` tokens, or of the pool where its size is given."""
@@ -81,7 +78,7 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
-class RunSpec:
+class RunSpec(Checked):
     """One training run: arm, shape, data, hyperparameters, number of steps and seed."""
 
     arm: Arm
@@ -89,24 +86,22 @@ class RunSpec:
     schedule: PassSchedule  # resolved: every stage has a start
     hyperparameters: Hyperparameters
     data: DataConfig
-    steps: int
-    batch_tokens: int
-    seed: int = 0
+    steps: Count
+    batch_tokens: Tokens
+    seed: Seed = 0
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     lr_schedule: LRScheduleConfig = field(default_factory=LRScheduleConfig)
     options: ModelOptions = field(default_factory=ModelOptions)
     precision: Precision = "fp32"
-    validation_tokens: int = 1_048_576
+    validation_tokens: Tokens = 1_048_576
     code: str | None = None  # digest of the custom code of arm and optimizer, if any
     # Steps of the schedules of learning rate and growth, and of the pool; None: those of the run. A run that
     # stops earlier takes the first steps of the longer one.
-    schedule_steps: int | None = None
+    schedule_steps: Count | None = None
     version: int = SPEC_VERSION
 
     def __post_init__(self) -> None:
-        require_positive(self, ("steps", "batch_tokens", "validation_tokens"))
-        good = isinstance(self.seed, int) and 0 <= self.seed < 2**63
-        require(good, "RunSpec", "seed", self.seed, "a whole number from 0 to 2^63 − 1")
+        super().__post_init__()
         require(
             self.batch_tokens % self.shape.context == 0,
             "RunSpec",
@@ -114,9 +109,8 @@ class RunSpec:
             self.batch_tokens,
             f"a multiple of the context ({self.shape.context})",
         )
-        require_count("RunSpec", "schedule_steps", self.schedule_steps, low=self.steps + 1)
-        known = self.precision in get_args(Precision)
-        require(known, "RunSpec", "precision", self.precision, "fp32, bf16 or fp8")
+        longer = self.schedule_steps is None or self.schedule_steps > self.steps
+        require(longer, "RunSpec", "schedule_steps", self.schedule_steps, f"more than its {self.steps} steps")
         if self.precision == "fp32":  # the residual stream is fp32 whatever the option says: one hash
             plain = replace(self.options, residual_stream=ModelOptions.residual_stream)
             object.__setattr__(self, "options", plain)
