@@ -13,6 +13,7 @@ from steepen.report.run_panels import curve_panels, residual_panels, scatter_tab
 from steepen.report.summary import SummaryRow, summary_rows, summary_table
 from steepen.results.table import no_formula
 from steepen.studies.answer import Panel, Table
+from steepen.utils.rows import grouped
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,7 @@ class StudyContent:
             *curve_panels(records, study.runs_directory, titles),
         ]
         panels = [panel_with_titles(panel, titles) for panel in (*answer.panels, *added)]
-        groups: dict[str, list[Panel]] = {}
-        for i, panel in enumerate(panels):
-            groups.setdefault(panel.group or f"\0{i}", []).append(panel)
+        groups = grouped(panels, lambda panel: panel.group or id(panel))
         name = f"s{index + 1}"
         figures = [
             FigureContent(f"{name}-f{i + 1}", members[0].group or members[0].title, tuple(members))

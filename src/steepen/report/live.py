@@ -23,6 +23,7 @@ from steepen.studies.driver.study_status import StudyStatus, done_fraction
 from steepen.studies.plotting import line, points
 from steepen.utils.files import ReadOnce
 from steepen.utils.formatting import format_duration
+from steepen.utils.rows import grouped
 
 CURVE_POINTS = 120  # of a training curve: means over equal ratios of tokens
 CURVES = 24  # the most curves of one panel; running ones first, then the newest
@@ -73,13 +74,11 @@ class LiveStudy:
         options = study.entry.options
         if options.get("study") != "ladder":
             return (), None, "The answer follows when all runs have finished."
-        by_arm: dict[str, set[float]] = {}
-        for record in records:
-            by_arm.setdefault(record.spec.arm.name, set()).add(record.flops)
+        by_arm = grouped(records, lambda record: record.arm)
         reference = str(
             options.get("reference") or ("vanilla" if "vanilla" in by_arm else next(iter(by_arm), ""))
         )
-        ready = [arm for arm, budgets in by_arm.items() if len(budgets) >= MIN_RUNGS]
+        ready = [arm for arm, own in by_arm.items() if len({run.flops for run in own}) >= MIN_RUNGS]
         if reference not in ready or len(ready) < 2:
             return (), None, (
                 f"No verdict yet: it needs {MIN_RUNGS} finished rungs of {reference or 'the reference'} "
@@ -169,11 +168,8 @@ def _loss_panel(records: Sequence[RunRecord], law: LadderAnalysis | None) -> Pan
     """Validation loss against compute of the finished runs, with the laws of the verdict so far."""
     import numpy as np
 
-    by_arm: dict[str, list[RunRecord]] = {}
-    for record in records:
-        by_arm.setdefault(record.spec.arm.name, []).append(record)
     series: list[Series] = []
-    for arm, own in by_arm.items():
+    for arm, own in grouped(records, lambda record: record.arm).items():
         series.append(
             points(
                 arm, [one.flops for one in own], [one.validation_loss for one in own],

@@ -18,6 +18,7 @@ from steepen.runs.store import RunDirectory, read_samples
 from steepen.studies.answer import Answer, Table
 from steepen.studies.driver.journal import JOURNAL, Journal, find_study_folder, read_journals
 from steepen.utils.formatting import percent, printable, printable_values
+from steepen.utils.rows import grouped
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,8 @@ def with_registered_forecasts(study: LoadedStudy, file: Path) -> LoadedStudy:
     if not forecasts:
         raise SteepenError(f"{file} has no registered forecasts; `steepen fit --register` writes them.")
     measured = {
-        name: make_ladder(name, *np.array(runs, float).T)
-        for name, runs in _losses_by_arm(study.records).items()
+        name: make_ladder(name, *np.array([(r.flops, r.validation_loss) for r in runs], float).T)
+        for name, runs in grouped(study.records, lambda record: record.arm).items()
     }
     rows = [
         (
@@ -110,14 +111,6 @@ def with_registered_forecasts(study: LoadedStudy, file: Path) -> LoadedStudy:
         arm_column=0,
     )
     return replace(study, answer=replace(study.answer, tables=(table, *study.answer.tables)))
-
-
-def _losses_by_arm(records: Sequence[RunRecord]) -> dict[str, list[tuple[float, float]]]:
-    """(FLOPs, final loss) of every run, by its arm's name."""
-    found: dict[str, list[tuple[float, float]]] = {}
-    for record in records:
-        found.setdefault(record.spec.arm.name, []).append((record.flops, record.validation_loss))
-    return found
 
 
 def arm_titles(studies: Sequence[LoadedStudy]) -> dict[str, str]:

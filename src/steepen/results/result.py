@@ -24,6 +24,7 @@ from steepen.results.table import (
     to_html,
     to_latex,
 )
+from steepen.utils.formatting import counted
 
 if TYPE_CHECKING:
     from steepen.laws.clean_table import Problem
@@ -237,8 +238,8 @@ class Result(ABC):
     def _cautions(self) -> list[str]:
         """One sentence about the problems of the table, where some are more than notes."""
         count = sum(one.severity != "note" for one in self.problems)
-        word = "problem" if count == 1 else "problems"
-        return [f"The table had {count} {word}; what was done is in its list of problems."] if count else []
+        text = f"The table had {counted(count, 'problem')}; what was done is in its list of problems."
+        return [text] if count else []
 
     def _problem_tables(self) -> list[Table]:
         """The problems of the table as a table; none where there are none."""
