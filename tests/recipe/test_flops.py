@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from module_count import count
 from steepen.errors import UsageError
 from steepen.model.arm import AllocationRule, PassSchedule, Stage
 from steepen.model.arms import ARMS
-from steepen.model.count import count
 from steepen.model.init import build_on_meta
 from steepen.model.shape import BlockAllocation, SizeRule
 from steepen.recipe.flops import (

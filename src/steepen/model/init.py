@@ -9,10 +9,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from steepen.errors import SteepenError
@@ -106,16 +104,6 @@ def materialize(
 
 class WeightsMismatch(SteepenError):
     """Saved weights are those of another network."""
-
-
-def read_weights(file: Path, prefix: str, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file whose names start with `prefix`; keys come without it."""
-    try:
-        with safe_open(file, framework="pt", device=str(device)) as tensors:
-            names = [name for name in tensors.keys() if name.startswith(prefix)]  # noqa: SIM118
-            return {name.removeprefix(prefix): tensors.get_tensor(name) for name in names}
-    except (SafetensorError, OSError) as error:
-        raise SteepenError(f"the weights {file} cannot be read ({error}).") from error
 
 
 def copy_weights(network: Network, weights: Mapping[str, Tensor]) -> None:

@@ -3,7 +3,7 @@
 FLOPs per token = 6·(block matrices once per application + lm_head) + 12·L_exec·w·(context + 1)/2. The input
 embedding costs nothing; attention is causal, so a query sees (context + 1)/2 keys on average. This gives the
 FLOPs of the paper's published ladders to the last digit; its sweeps leave attention out (`Flops.matrix`).
-`model.count` counts the modules of a network instead; tests compare the two.
+Tests count the modules of networks instead, and compare the two.
 """
 
 from __future__ import annotations

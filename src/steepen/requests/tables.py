@@ -153,7 +153,6 @@ def as_table(
     columns: Mapping[str, str] | None = None,
     where: Sequence[str] = (),
     at: str = "final",
-    name: str = "table",
 ) -> Table:
     """A table of runs from a file's path or from data in memory.
 
@@ -164,6 +163,7 @@ def as_table(
     from steepen.laws.read_table import read_table
     from steepen.laws.table import table_from
 
+    name = "table"
     if isinstance(data, str | Path) and (rows := _own_runs(Path(data))) is not None:
         data, name = rows, str(data)
     if isinstance(data, str | Path):

@@ -19,7 +19,7 @@ from typing import Any
 from steepen.errors import SteepenError, UsageError, is_whole
 from steepen.runs.index import RunIndex
 from steepen.runs.record import RunRecord
-from steepen.runs.row import RunRow, Status
+from steepen.runs.row import RunRow
 from steepen.runs.spec import RunSpec
 from steepen.runs.status import with_status
 from steepen.utils.files import file_lock, is_locked, read_file
@@ -168,14 +168,7 @@ class RunStore:
             return []
         return [RunDirectory(self.root / name) for name in sorted(names)]
 
-    def rows(
-        self,
-        *,
-        arm: str | None = None,
-        depth: int | None = None,
-        status: Status | None = None,
-        runs: Collection[str] | None = None,
-    ) -> list[RunRow]:
+    def rows(self, runs: Collection[str] | None = None) -> list[RunRow]:
         """Every run as a table row, sorted by name; a run with a damaged record is listed as failed.
 
         `runs` restricts them to these names.
@@ -184,31 +177,11 @@ class RunStore:
         found = self.runs() if runs is None else [RunDirectory(self.root / name) for name in sorted({*runs})]
         rows = [row for run in found if (row := _row(index, run)) is not None]
         index.save()
-        return [
-            row
-            for row in rows
-            if status in (None, row.status) and arm in (None, row.arm) and depth in (None, row.depth)
-        ]
+        return rows
 
-    def records(
-        self,
-        *,
-        arm: str | None = None,
-        depth: int | None = None,
-        runs: Collection[str] | None = None,
-    ) -> list[RunRecord]:
-        """Records of finished runs, sorted by name; `runs` restricts them to these names."""
-        names = None if runs is None else set(runs)
-        found: list[RunRecord] = []
-        for run in self.runs():
-            if names is not None and run.path.name not in names:
-                continue
-            record = run.record()
-            if record is None:
-                continue
-            if arm in (None, record.spec.arm.name) and depth in (None, record.spec.shape.depth):
-                found.append(record)
-        return found
+    def records(self) -> list[RunRecord]:
+        """Records of finished runs, sorted by name."""
+        return [record for run in self.runs() if (record := run.record()) is not None]
 
 
 def _row(index: RunIndex, run: RunDirectory) -> RunRow | None:
