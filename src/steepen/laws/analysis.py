@@ -28,7 +28,7 @@ from steepen.laws.verdict.multipliers import (
     fitted_multipliers,
     interpolated_multipliers,
 )
-from steepen.laws.verdict.questions import DecisionRule, contrasts, p_values
+from steepen.laws.verdict.questions import DecisionRule
 
 MIN_PLAUSIBLE_FLOPS = 1e6  # a training run takes more; smaller numbers are in another unit
 MAX_PLAUSIBLE_LOSS = 20.0  # nats per token: more is a perplexity
@@ -325,7 +325,7 @@ def analyse(
         lack_of_fit=judge.tau,
         seed_noise=_seed_noise(judge),
         p_shared_irreducible_loss=judge.p_one_e,
-        e_sweep=_sweep_e(judge, others),
+        e_sweep=_sweep_e(judge, others, request.adjust),
         warnings=(*short, *not_fitted, *collect_warnings(given, judge, primary, request.unit)),
         judge=judge,
     )
@@ -383,8 +383,8 @@ def _seed_noise(judge: TableJudge) -> tuple[tuple[float, float], ...]:
     return tuple(found)
 
 
-def _sweep_e(judge: TableJudge, others: Sequence[str]) -> tuple[SweptE, ...]:
-    """The first two answers at several values of E, each taken as known."""
+def _sweep_e(judge: TableJudge, others: Sequence[str], adjust: bool) -> tuple[SweptE, ...]:
+    """The first two answers at several values of E, each taken as known; arms share the level as ever."""
     if judge.own_e or judge.fit.e_at_bound.any() or not others or len(others) > 50:
         return ()
     weights = judge.fit.weight[:, 0]
@@ -403,15 +403,10 @@ def _sweep_e(judge: TableJudge, others: Sequence[str]) -> tuple[SweptE, ...]:
         if not 0 < value < lowest:
             continue
         held = fit_ladders(judge.ladders, judge.settings, judge.rule, Prior(value), judge.unit)
-        answers: dict[str, str] = {}
-        for name in others:
-            pair = held.names.index(judge.settings.reference), held.names.index(name)
-            span = held.range_of(pair)
-            if span is None:
-                continue
-            p = p_values(contrasts(held.fit, pair, *span), judge.rule)
-            answers[name] = f"{p.better(judge.rule.level)[0]}; {p.growth(judge.rule.level)[0]}"
-        found.append(SweptE(value, answers))
+        pairs = [(judge.settings.reference, name) for name in others if name in held.ladders]
+        asked = [one for one in held.ask(pairs, adjust) if one.span is not None]
+        words = {held.names[one.pair[1]]: "; ".join(one.answers(one.levels)[:2]) for one in asked}
+        found.append(SweptE(value, words))
     return tuple(found)
 
 
