@@ -15,10 +15,10 @@ from steepen.laws.analysis import AnalysisRequest, analyse, fit_compute
 from steepen.laws.fits.compute_law import FitSettings
 from steepen.laws.ladder import Ladder, make_ladder, read_ladders
 from steepen.laws.power import LadderPlan, simulate_power
-from steepen.laws.table import table_from
-from steepen.laws.table_selection import HoldOut
 from steepen.laws.verdict.holdout import split_hold_outs
 from steepen.laws.verdict.multipliers import interpolated_multipliers
+from steepen.tables.table import table_from
+from steepen.tables.table_selection import HoldOut
 from steepen.utils.json_io import to_json
 
 FLOPS = np.geomspace(3.25e17, 1.01e20, 8)

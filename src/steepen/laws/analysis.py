@@ -17,7 +17,6 @@ from steepen.laws.distributions import Prior
 from steepen.laws.fits.compute_law import ComputeFit, FitSettings, Loss, ReferenceLaw, law_dict
 from steepen.laws.fits.paper_method import fit_paper
 from steepen.laws.ladder import Ladder, check_ladders
-from steepen.laws.table import Table
 from steepen.laws.verdict.evidence import Verdict
 from steepen.laws.verdict.holdout import HeldOutLoss, hold_out_rungs, score_hold_outs
 from steepen.laws.verdict.judge import Outlier, TableJudge, fit_ladders
@@ -29,6 +28,7 @@ from steepen.laws.verdict.multipliers import (
     interpolated_multipliers,
 )
 from steepen.laws.verdict.questions import DecisionRule
+from steepen.tables.table import Table
 
 MIN_PLAUSIBLE_FLOPS = 1e6  # a training run takes more; smaller numbers are in another unit
 MAX_PLAUSIBLE_LOSS = 20.0  # nats per token: more is a perplexity

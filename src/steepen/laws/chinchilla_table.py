@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from steepen.errors import UsageError, nearest
-from steepen.laws.arrays import Array, Mask
 from steepen.laws.distributions import Interval
 from steepen.laws.fits.chinchilla import ChinchillaFit, ChinchillaSettings, fit_chinchilla
 from steepen.laws.fits.size_law_comparison import ArmRuns, LawComparison, compare_laws, holm
 from steepen.laws.fits.size_law_solver import IntArray, ModelSize
-from steepen.laws.table import Table
-from steepen.laws.table_selection import held_out, parse_hold_outs
+from steepen.tables.table import Table
+from steepen.tables.table_selection import held_out, parse_hold_outs
+from steepen.utils.arrays import Array, Mask
 
 LOOPED_COLUMNS = ("n_once", "n_rec", "passes")  # of looped models, in place of parameters
 

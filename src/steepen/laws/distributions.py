@@ -14,7 +14,7 @@ import numpy as np
 from scipy import special
 
 from steepen.errors import UsageError
-from steepen.laws.arrays import Array
+from steepen.utils.arrays import Array
 
 Interval = tuple[float, float]
 

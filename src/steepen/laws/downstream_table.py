@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steepen.errors import UsageError
-from steepen.laws.arrays import Array, Mask
 from steepen.laws.distributions import Interval
 from steepen.laws.fits.accuracy_links import LINK_PARAMETERS, accuracy_at, fit_link, refit_link
 from steepen.laws.fits.paper_method import fit_irreducible_losses
-from steepen.laws.table import Table
-from steepen.laws.table_selection import held_out, parse_hold_outs
+from steepen.tables.table import Table
+from steepen.tables.table_selection import held_out, parse_hold_outs
+from steepen.utils.arrays import Array, Mask
 
 Chain = Literal["gadre", "olmo", "paper", "direct"]
 CHAINS: tuple[Chain, ...] = ("gadre", "olmo", "paper", "direct")

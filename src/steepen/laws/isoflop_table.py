@@ -10,15 +10,15 @@ import numpy as np
 
 from steepen.errors import UsageError
 from steepen.errors import nearest as nearest_name
-from steepen.laws.arrays import Array, Mask
 from steepen.laws.distributions import Interval
 from steepen.laws.fits.isoflop import IsoflopFit, fit_isoflop
 from steepen.laws.fits.isoflop_comparison import SweepComparison, compare_sweeps
 from steepen.laws.fits.isoflop_runs import fit_isoflop_runs
 from steepen.laws.fits.size_law_comparison import holm
 from steepen.laws.fits.vertex import VertexMethod
-from steepen.laws.table import ALIASES, Table
-from steepen.laws.table_selection import held_out, parse_hold_outs
+from steepen.tables.table import ALIASES, Table
+from steepen.tables.table_selection import held_out, parse_hold_outs
+from steepen.utils.arrays import Array, Mask
 
 SweepLoss = Literal["mse", "log-mse"]
 

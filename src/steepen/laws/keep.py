@@ -14,8 +14,8 @@ from steepen.laws.analysis import AnalysisRequest, analyse
 from steepen.laws.distributions import ROUNDING_ERROR, f_p_value, required_noncentrality, t_quantile
 from steepen.laws.ladder import Ladder
 from steepen.laws.registered_forecasts import nearest_rung
-from steepen.laws.table import MIN_ARM_RUNGS, MIN_REFERENCE_RUNGS
 from steepen.laws.verdict.evidence import Verdict
+from steepen.tables.table import MIN_ARM_RUNGS, MIN_REFERENCE_RUNGS
 from steepen.utils.formatting import format_flops
 
 Answer = Literal["yes", "no", "undecided"]

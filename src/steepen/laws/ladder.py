@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steepen.errors import UsageError, nearest
-from steepen.laws.arrays import Array, Mask
-from steepen.laws.table import MIN_ARM_RUNGS, MIN_REFERENCE_RUNGS, Table
+from steepen.tables.table import MIN_ARM_RUNGS, MIN_REFERENCE_RUNGS, Table
+from steepen.utils.arrays import Array, Mask
 from steepen.utils.series import series_labels
 
 Rows = NDArray[np.intp]

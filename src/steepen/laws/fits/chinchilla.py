@@ -20,7 +20,6 @@ from typing import Any, Literal
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.arrays import Array
 from steepen.laws.distributions import ROUNDING_ERROR, Interval, Prior, t_quantile
 from steepen.laws.fits.size_law_solver import (
     KINDS,
@@ -32,6 +31,7 @@ from steepen.laws.fits.size_law_solver import (
     scaled_inverse,
     solve,
 )
+from steepen.utils.arrays import Array
 
 ChinchillaLoss = Literal["huber", "mse", "log-mse"]
 LOSSES: tuple[ChinchillaLoss, ...] = ("huber", "mse", "log-mse")

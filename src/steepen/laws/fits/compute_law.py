@@ -12,9 +12,9 @@ from typing import Any, Literal
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.arrays import Array
 from steepen.laws.distributions import Interval, t_quantile
 from steepen.laws.ladder import Ladder
+from steepen.utils.arrays import Array
 from steepen.utils.formatting import percent
 
 # raw-huber: Huber of losses, width from their spread (the authors' code); huber: of log losses, δ = 1e-3.

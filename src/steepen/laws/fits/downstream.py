@@ -19,8 +19,8 @@ import numpy as np
 from scipy import optimize, special, stats
 
 from steepen.errors import UsageError, nearest
-from steepen.laws.arrays import Array
 from steepen.laws.fits.paper_method import fit_irreducible_losses, huber_width
+from steepen.utils.arrays import Array
 
 PAPER_C0 = 1e18
 MIN_GAP = 0.02

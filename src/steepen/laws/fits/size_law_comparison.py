@@ -18,7 +18,6 @@ import numpy as np
 from scipy import stats
 
 from steepen.errors import UsageError
-from steepen.laws.arrays import Array
 from steepen.laws.distributions import ROUNDING_ERROR, Interval, f_p_value, t_quantile
 from steepen.laws.fits.chinchilla import FIXED_SD, ChinchillaFit, ChinchillaLoss, FlopsLaw, build_problem
 from steepen.laws.fits.size_law_solver import (
@@ -30,6 +29,7 @@ from steepen.laws.fits.size_law_solver import (
     scaled_inverse,
     solve,
 )
+from steepen.utils.arrays import Array
 
 Noise: TypeAlias = tuple[Array, float]  # a whitening matrix, and the degrees of freedom it was estimated with
 MIN_SPARE_PAIRS = 3  # pairs beyond the constants of one law, to estimate the noise of differences

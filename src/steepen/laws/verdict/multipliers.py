@@ -14,9 +14,9 @@ from typing import Literal
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.arrays import Array
 from steepen.laws.fits.compute_law import ComputeFit
 from steepen.laws.ladder import Ladder
+from steepen.utils.arrays import Array
 
 Interpolate = Literal["raw-loss", "log-loss"]
 INTERPOLATIONS: tuple[Interpolate, ...] = ("raw-loss", "log-loss")
