@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from steepen.errors import UsageError
+from steepen.errors import UsageError, require_one_of
 from steepen.laws.distributions import Prior
 from steepen.laws.fits.compute_law import ComputeFit, FitSettings, Loss, ReferenceLaw, law_dict
 from steepen.laws.fits.paper_method import fit_paper
@@ -180,12 +180,8 @@ class AnalysisRequest:
     unit: str = "FLOPs"  # of the ladders' x axis, for sentences
 
     def __post_init__(self) -> None:
-        if self.method not in ("both", "joint", "paper"):
-            raise UsageError(f"method is {self.method!r}; choose both, joint or paper.")
-        if self.interpolate not in INTERPOLATIONS:
-            raise UsageError(
-                f"interpolate is {self.interpolate!r}; choose one of {', '.join(INTERPOLATIONS)}."
-            )
+        require_one_of("method", self.method, ("both", "joint", "paper"))
+        require_one_of("interpolate", self.interpolate, INTERPOLATIONS)
         if self.draws < 100:
             raise UsageError(f"draws is {self.draws}; an interval needs at least 100.")
         if self.lr_regret is not None and not self.lr_regret > 0:
@@ -270,18 +266,6 @@ class LadderAnalysis:
             "p_shared_irreducible_loss": self.p_shared_irreducible_loss,
             "warnings": list(self.warnings),
         }
-
-    def summary(self) -> str:
-        """Verdicts, laws, hold-outs and warnings as text."""
-        parts = [verdict.summary() for verdict in self.verdicts.values()]
-        parts += [fit.summary() for fit in self.fits.values()]
-        parts += [
-            f"held out {h.arm} at {h.flops:.3g}: {h.observed:.4f} against {h.forecast:.4f}, error"
-            f" {h.error:+.4f}"
-            f" ({h.error_in_sigma:+.1f}σ, {h.compute_factor:.2f}× in compute)"
-            for h in self.hold_out
-        ]
-        return "\n".join([*parts, *(f"warning: {warning}" for warning in self.warnings)])
 
 
 def fit_compute(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:

@@ -22,6 +22,16 @@ Interval = tuple[float, float]
 ROUNDING_ERROR = 1e-9
 
 
+def exp(value: float) -> float:
+    """The exponential, clipped where it would overflow."""
+    return math.exp(min(max(value, -700.0), 700.0))
+
+
+def exp_interval(interval: Interval) -> Interval:
+    """The exponentials of an interval's ends."""
+    return exp(interval[0]), exp(interval[1])
+
+
 def t_quantile(probability: float, df: Array) -> Array:
     """Student's t quantile: the normal quantile where `df` is infinite, infinity where `df` is 0 or less."""
     df = np.asarray(df, float)

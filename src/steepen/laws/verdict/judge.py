@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from scipy import special
 
-from steepen.laws.distributions import Interval, Prior
+from steepen.laws.distributions import Interval, Prior, exp, exp_interval
 from steepen.laws.fits.compute_law import (
     ArmLaw,
     ComputeFit,
@@ -326,7 +326,7 @@ class TableJudge:
             one = self.fit.mixture(
                 multiplier_contrast(self.fit.laws, pair, np.array([math.log(flops / self.c0)]), np.ones(1))
             )
-            value, (low, high) = _exp(float(one.mean[0])), _exp_span(_span(one, self.settings.confidence))
+            value, (low, high) = exp(float(one.mean[0])), exp_interval(_span(one, self.settings.confidence))
             if not 1 / MAX_MULTIPLIER < value < MAX_MULTIPLIER:
                 continue
             needed = flops / value
@@ -388,7 +388,7 @@ class TableJudge:
     def _effect(self, one: Mixture, exponential: bool = False) -> Effect:
         value, interval = float(one.mean[0]), _span(one, 1 - self.rule.level)
         if exponential:
-            value, interval = _exp(value), _exp_span(interval)
+            value, interval = exp(value), exp_interval(interval)
         return Effect(value, interval, float(one.p_value()[0]))
 
     def _verdict(self, one: Asked, arms: int, budget: float | None, lr_regret: float | None) -> Verdict:
@@ -426,7 +426,7 @@ class TableJudge:
         low, high = span if span[1] - span[0] > 1e-6 else (span[0] - 0.5, span[0] + 0.5)
         weights = np.array([-1.0, 1.0]) / (high - low) * math.log(10)
         one = self.fit.mixture(multiplier_contrast(self.fit.laws, pair, np.array([low, high]), weights))
-        return _exp(float(one.mean[0])), _exp_span(_span(one, 1 - self.rule.level))
+        return exp(float(one.mean[0])), exp_interval(_span(one, 1 - self.rule.level))
 
     def _drifting(self, one: Asked, span: tuple[float, float]) -> Drifting | None:
         found = self.fit.drifting()
@@ -471,11 +471,11 @@ class TableJudge:
             value, interval, other = None, None, None
             if falling and (causes[0].p_value >= level or self.own_e):
                 one = self.fit.mixture(multiplier_contrast(laws, pair, np.array([x]), np.ones(1)))
-                value, interval = _exp(float(one.mean[0])), _exp_span(_span(one, self.settings.confidence))
+                value, interval = exp(float(one.mean[0])), exp_interval(_span(one, self.settings.confidence))
             if falling and causes[1].p_value >= level and not self.own_e:
                 gamma = float(laws.gamma[0, r])
                 above = float(laws.e[0]) + math.exp(float(laws.log_a[0, r]) - gamma * x) - e
-                other = _exp(x - (log_a - math.log(above)) / gamma) if above > 0 else 0.0
+                other = exp(x - (log_a - math.log(above)) / gamma) if above > 0 else 0.0
             found.append(Prediction(label, flops, value, interval, other))
         return tuple(found)
 
@@ -585,11 +585,3 @@ def without_diverged_seeds(ladders: dict[str, Ladder]) -> tuple[dict[str, Ladder
 def _span(one: Mixture, confidence: float) -> Interval:
     low, high = one.interval(confidence)
     return float(low[0]), float(high[0])
-
-
-def _exp(value: float) -> float:
-    return math.exp(min(max(value, -700.0), 700.0))
-
-
-def _exp_span(interval: Interval) -> Interval:
-    return _exp(interval[0]), _exp(interval[1])
