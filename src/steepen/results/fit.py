@@ -298,8 +298,11 @@ def prediction_table(analysis: LadderAnalysis) -> Table:
             Column(f"E, at {at}", _irreducible, value=lambda v, i=i: v.predictions[i], align="right")
         )
     title = "extrapolated multipliers, if the exponent (γ) or the irreducible loss (E) differs; – rejected"
-    own = "arms do not share one E: columns of γ are by each arm's own E and γ"
-    return table_of(verdicts, columns, title, own if analysis.one_e_rejected else "")
+    neither = any(one.exponent is one.irreducible is None for v in verdicts for one in v.predictions)
+    caption = "– under both: E and γ differ together, and neither alone extrapolates" if neither else ""
+    if analysis.one_e_rejected:
+        caption = "arms do not share one E: columns of γ are by each arm's own E and γ"
+    return table_of(verdicts, columns, title, caption)
 
 
 def _times(prediction: Prediction) -> str:
