@@ -29,10 +29,7 @@ from steepen.evaluation.core.bundle import Bundle
 from steepen.evaluation.evaluate_many import choose_part
 from steepen.launch.base import _parse_option as parse_launcher_option
 from steepen.launch.cost_estimate import MAX_FLOPS, MAX_GPUS, Budget
-from steepen.laws.read_table import read_table
 from steepen.laws.registered_forecasts import read_registered
-from steepen.laws.table import table_from
-from steepen.laws.table_selection import parse_flops
 from steepen.model.arm import MAX_PASSES
 from steepen.model.arms import find_arm
 from steepen.recipe.memory import find_accelerator
@@ -51,6 +48,9 @@ from steepen.runs.store import read_metrics
 from steepen.studies.answer import Answer
 from steepen.studies.driver.journal import Journal
 from steepen.studies.preset import load_preset
+from steepen.tables.read_table import read_table
+from steepen.tables.table import table_from
+from steepen.tables.table_selection import parse_flops
 from steepen.utils.codec import from_builtins, to_builtins
 from steepen.utils.expression import parse_condition
 from steepen.utils.imports import code_from

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import steepen
-from steepen.laws.read_table import read_table
 from steepen.laws.verdict.holdout import hold_out_rungs
 from steepen.laws.verdict.questions import BETTER, GROWTH
 from steepen.requests.app import main
 from steepen.results.fit import STYLES
+from steepen.tables.read_table import read_table
 
 HEADER = "arm,flops,loss"
 FLOPS = np.geomspace(3.25e17, 1.01e20, 8)

@@ -13,13 +13,13 @@ import pytest
 import steepen
 from laws.messy_project import ARMS, RUNS, project
 from steepen.errors import UsageError
-from steepen.laws.clean_table import Cleaning, Problem, clean, diverged
-from steepen.laws.table import Table, table_from
-from steepen.laws.units import read_number
 from steepen.report.colours import _rgb, arm_styles
 from steepen.report.curves import curves_of
 from steepen.report.figure_options import FigureOptions
 from steepen.requests.app import main
+from steepen.tables.clean_table import Cleaning, Problem, clean, diverged
+from steepen.tables.table import Table, table_from
+from steepen.tables.units import read_number
 
 LADDER = np.geomspace(1e18, 1e20, 6)
 fit = cast("Any", steepen.fit)  # its result is that of one of three laws

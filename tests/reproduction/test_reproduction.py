@@ -23,7 +23,6 @@ from steepen.laws.fits.compute_law import FitSettings
 from steepen.laws.fits.downstream import fit_downstream
 from steepen.laws.fits.matched_compute import slice_families
 from steepen.laws.ladder import make_ladder
-from steepen.laws.paper_ladders import ASSETS
 from steepen.laws.verdict.multipliers import interpolated_multipliers
 from steepen.reproduction import claims as claims_module
 from steepen.reproduction.claims import EDU, FINEWEB, Claim, claims
@@ -33,6 +32,7 @@ from steepen.reproduction.tables import ARCHIVE, table
 from steepen.requests.app import main
 from steepen.studies.answer import Panel, Table
 from steepen.studies.driver.journal import Journal
+from steepen.tables.paper_ladders import ASSETS
 
 from .latex_numbers import printed_numbers, read_paper
 

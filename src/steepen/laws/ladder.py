@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steepen.errors import UsageError, nearest
-from steepen.laws.arrays import Array, Mask
-from steepen.laws.table import MIN_ARM_RUNGS, MIN_REFERENCE_RUNGS, Table
+from steepen.errors import UsageError, require_reference
+from steepen.tables.table import MIN_ARM_RUNGS, MIN_REFERENCE_RUNGS, Table
+from steepen.utils.arrays import Array, Mask
 from steepen.utils.series import series_labels
 
 Rows = NDArray[np.intp]
@@ -200,10 +200,7 @@ def check_ladders(ladders: dict[str, Ladder], reference: str) -> tuple[dict[str,
 
     Raises UsageError for a reference that is not among the arms, or is too short.
     """
-    if reference not in ladders:
-        raise UsageError(
-            f"the reference '{reference}' is not among the arms; did you mean {nearest(reference, ladders)}?"
-        )
+    require_reference(reference, ladders)
     kept: dict[str, Ladder] = {}
     warnings: list[str] = []
     for arm, ladder in ladders.items():

@@ -11,7 +11,6 @@ from typing import Any
 from steepen.errors import SteepenError
 from steepen.laws.analysis import AnalysisRequest, LadderAnalysis, analyse
 from steepen.laws.ladder import read_ladders
-from steepen.laws.table import table_from
 from steepen.report.load_studies import LoadedStudy
 from steepen.report.run_panels import thin_curve
 from steepen.runs.record import RunRecord
@@ -21,6 +20,7 @@ from steepen.studies.answer import Answer, Axis, Panel, Series, StudyVerdict, Ta
 from steepen.studies.driver.journal import Journal
 from steepen.studies.driver.study_status import StudyStatus, done_fraction
 from steepen.studies.plotting import line, points
+from steepen.tables.table import table_from
 from steepen.utils.files import ReadOnce
 from steepen.utils.formatting import format_duration
 from steepen.utils.rows import grouped

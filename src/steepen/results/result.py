@@ -27,8 +27,8 @@ from steepen.results.table import (
 from steepen.utils.formatting import counted
 
 if TYPE_CHECKING:
-    from steepen.laws.clean_table import Problem
     from steepen.results.text import Block
+    from steepen.tables.clean_table import Problem
 
 STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 MAX_PROBLEMS = 8  # shown in a terminal

@@ -19,8 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from steepen.errors import UsageError
-from steepen.laws.arrays import Array
+from steepen.errors import UsageError, require_one_of
 from steepen.laws.distributions import ROUNDING_ERROR, Interval, Prior, t_quantile
 from steepen.laws.fits.size_law_solver import (
     KINDS,
@@ -32,6 +31,7 @@ from steepen.laws.fits.size_law_solver import (
     scaled_inverse,
     solve,
 )
+from steepen.utils.arrays import Array
 
 ChinchillaLoss = Literal["huber", "mse", "log-mse"]
 LOSSES: tuple[ChinchillaLoss, ...] = ("huber", "mse", "log-mse")
@@ -54,8 +54,7 @@ class ChinchillaSettings:
     irreducible_loss: Prior | None = None
 
     def __post_init__(self) -> None:
-        if self.loss not in LOSSES:
-            raise UsageError(f"loss is {self.loss!r}; choose one of {', '.join(LOSSES)}.")
+        require_one_of("loss", self.loss, LOSSES)
         if not self.delta > 0:
             raise UsageError(f"delta is {self.delta}; the Huber width must be greater than zero.")
         if self.starts_per_axis < 2:

@@ -10,10 +10,10 @@ import numpy as np
 from scipy import stats
 
 from steepen.errors import UsageError
-from steepen.laws.arrays import Array
 from steepen.laws.distributions import Interval, t_quantile
 from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit, fit_isoflop, fit_power_law
 from steepen.laws.fits.vertex import Vertex, find_vertex
+from steepen.utils.arrays import Array
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,6 @@ from steepen.errors import UsageError
 from steepen.evaluation.scored_runs import ScoreSeries, scored_run
 from steepen.laws.analysis import AnalysisRequest, LadderAnalysis, analyse
 from steepen.laws.ladder import Ladder, group_rungs, read_ladders
-from steepen.laws.table import MIN_ARM_RUNGS, MIN_REFERENCE_RUNGS, table_from
 from steepen.model.arm import Arm
 from steepen.optim.config import OptimizerConfig
 from steepen.recipe.flops import mean_flops_per_token
@@ -23,6 +22,7 @@ from steepen.runs.record import RunRecord
 from steepen.studies.answer import Work
 from steepen.studies.cells import Plan, measure
 from steepen.studies.context import StudyContext, require_all_finished
+from steepen.tables.table import MIN_ARM_RUNGS, MIN_REFERENCE_RUNGS, table_from
 from steepen.utils.rows import Rows
 
 Measure = Literal["flops", "seconds"]  # what ladders are compared by

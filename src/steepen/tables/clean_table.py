@@ -15,9 +15,9 @@ from typing import Any, Literal
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.arrays import Array, Mask
-from steepen.laws.table import MIN_ARM_RUNGS, NOT_USED, Table, accepted_names, normalized, wrong_number
-from steepen.laws.units import PF_DAY, read_number
+from steepen.tables.table import MIN_ARM_RUNGS, NOT_USED, Table, accepted_names, normalized, wrong_number
+from steepen.tables.units import PF_DAY, read_number
+from steepen.utils.arrays import Array, Mask
 from steepen.utils.formatting import cost_axis, format_flops
 
 Severity = Literal["error", "warning", "note"]

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from steepen.errors import UsageError, shorten
-from steepen.laws.arrays import Array
-from steepen.laws.units import NO_VALUE, read_number, split_unit
+from steepen.tables.units import NO_VALUE, read_number, split_unit
+from steepen.utils.arrays import Array
 from steepen.utils.expression import number_of, parse_condition
 from steepen.utils.formatting import FLOPS, CostAxis, printable
 
 if TYPE_CHECKING:
-    from steepen.laws.clean_table import Cleaning, Problem
+    from steepen.tables.clean_table import Cleaning, Problem
 
 MIN_REFERENCE_RUNGS = 4
 MIN_ARM_RUNGS = 3
