@@ -32,7 +32,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_page_of_docs_is_in_the_site(site: Path) -> None:
     pages = {path.stem for path in (REPOSITORY / "docs").glob("*.md")}
-    generated = {"reference", "commands", "paper-numbers", "changelog", "contributing"}
+    generated = {"index", "reference", "commands", "paper-numbers", "changelog", "contributing"}
     assert pages | generated | {"404"} == {path.stem for path in site.glob("*.html")}
 
 

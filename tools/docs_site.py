@@ -1,4 +1,4 @@
-"""Pages of the documentation site that are made from the code, and two of the repository's root.
+"""Pages of the documentation site that are made from the code, and three of the repository's root.
 
 A hook of MkDocs (`mkdocs.yml`): `make docs` builds the site. Python and commands come from the requests and
 docstrings, the paper's numbers from `steepen.reproduction` and the recipe `paper`.
@@ -31,6 +31,7 @@ def on_files(files: Any, config: Any) -> Any:
     file_type: Any = importlib.import_module("mkdocs.structure.files").File
 
     pages = {
+        "index.md": root_page("README.md"),
         "reference.md": python_reference(),
         "commands.md": command_reference(),
         "paper-numbers.md": paper_reference(),
