@@ -27,7 +27,7 @@ RESULTS = {
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the generated pages and the notebooks."""
+    """Add the generated pages and the examples."""
     file_type: Any = importlib.import_module("mkdocs.structure.files").File
 
     pages = {
@@ -40,13 +40,13 @@ def on_files(files: Any, config: Any) -> Any:
     }
     for name, text in pages.items():
         files.append(file_type.generated(config, name, content=text))
-    for notebook in sorted((ROOT / "examples").glob("*.ipynb")):
-        files.append(file_type.generated(config, f"examples/{notebook.name}", content=notebook.read_bytes()))
+    for example in sorted([*(ROOT / "examples").glob("*.ipynb"), *(ROOT / "examples").glob("*.py")]):
+        files.append(file_type.generated(config, f"examples/{example.name}", content=example.read_bytes()))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Point links to the notebooks, which are beside docs/ in the repository and inside the site."""
+    """Point links to the examples, which are beside docs/ in the repository and inside the site."""
     return markdown.replace("](../examples/", "](examples/")
 
 

@@ -1,4 +1,4 @@
-"""The extension examples of docs/architectures.md and docs/training.md run as they are printed."""
+"""The extension examples of docs/architectures.md, docs/training.md and examples/ run as they are printed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def python_blocks(page: str) -> list[str]:
 def mylab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     blocks = [*python_blocks("architectures.md"), *python_blocks("training.md")]
     source = [block for block in blocks if block.startswith("# mylab.py")]
-    assert len(source) == 4, "arm and boundary, two blocks, optimizer"
+    assert len(source) == 3, "arm and boundary, block, optimizer"
+    source.append((DOCS.parent / "examples" / "one_head.py").read_text())
     (tmp_path / "mylab.py").write_text("\n".join(source))
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
