@@ -1,4 +1,12 @@
-"""Evaluate a checkpoint: validation loss, CORE, KL effective depth, test-time passes; save the scores."""
+"""Evaluate a checkpoint: validation loss, CORE, KL effective depth, test-time passes; save the scores.
+
+The flow: `evaluate` finds the checkpoint and joins the ranks; `_evaluate` chooses where scores may be
+saved, loads the network once and calls `measure`, which makes every measurement that was asked for;
+`save_scores` writes them beside the checkpoint and, for the last one, into the run's record. Only the
+examples of CORE are shared out among ranks: everything else takes seconds.
+
+Scores by another tokenizer than the run's have a directory of their own, because they cannot be compared.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """Analyse ladders of several arms: one model, laws, a verdict for each arm, multipliers and hold-outs.
 
-`analyse_table` does it for a table of runs; warnings about the table and its laws are a sentence each.
+The flow: `analyse_table` makes ladders of a table of runs, `analyse` fits the model of the whole table
+(`fit_ladders`), from which laws, verdicts, multipliers and the scores of hold-outs all come. Runs that the
+model finds off the others are left out before any of them, so that no number rests on runs that another
+leaves out. Warnings about the table and its laws are a sentence each.
 """
 
 from __future__ import annotations

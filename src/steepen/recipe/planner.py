@@ -1,4 +1,10 @@
-"""The planner: arm and depth, FLOP budget or token budget → size, tokens, FLOPs, memory, time and cost."""
+"""The planner: arm and depth, FLOP budget or token budget → size, tokens, FLOPs, memory, time and cost.
+
+The flow: `make_plan` asks the recipe for the run (`Recipe.at` a depth, `at_budget` for a budget;
+`nearest_depth` where only a budget is given) and checks that its batch divides among the GPUs;
+`Plan.to_dict` adds memory, communication and time of the cluster. `train` and studies ask the same
+`Recipe`, so what is planned is what is trained.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""`Result`: what every verb returns, with every way to show it."""
+"""`Result`: what every verb returns, with every way to show it.
+
+A subclass says what its rows, headline, blocks of text and panels are; text, JSON, frames, LaTeX, HTML,
+files and figures are made of those here, once for all verbs, so that no two of them can disagree.
+"""
 
 from __future__ import annotations
 
