@@ -184,6 +184,10 @@ def test_time_cost_and_memory_estimates_follow_the_inputs(capsys: pytest.Capture
     cluster = plan["cluster"]
     assert cluster["hours"] == pytest.approx(plan["flops"] / (16 * 989.4e12 * 0.4) / 3600)
     assert cluster["dollars"] == pytest.approx(2 * 16 * cluster["hours"])
+    hours = min(one["hours"] for one in cluster["communication_per_step"].values())
+    assert main(["plan", *words, "--dollars-per-hour", "2"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"without communication, at most ${2 * 16 * hours:,.2f} with communication" in printed
     memory = cluster["memory_gib_per_gpu"]
     parameters = plan["stored_parameters"]
     # ZeRO-1: fp32 gradients on every GPU, a sixteenth of fp32 weights and Muon's momentum.

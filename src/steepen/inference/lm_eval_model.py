@@ -73,7 +73,10 @@ class SteepenLM(HFLM):
         max_batch_size: int | None = 64,
         **kwargs: Any,
     ) -> None:
-        loaded = load(run, device=device or "auto", precision=precision)
+        # lm-eval passes cuda:0 where no device is named.
+        if device is None or (device.startswith("cuda") and not torch.cuda.is_available()):
+            device = "auto"
+        loaded = load(run, device=device, precision=precision)
         model, tokenizer = as_transformers(loaded, passes)
         super().__init__(
             pretrained=model,

@@ -7,7 +7,8 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from steepen.report.curves import curves_of, panel_with_titles, role_text
+from steepen.report.colours import ArmStyles
+from steepen.report.curves import curves_of, panel_with_titles, role_text, styled_panel
 from steepen.report.load_studies import LoadedStudy
 from steepen.report.run_panels import curve_panels, residual_panels, scatter_tables, source_panels
 from steepen.report.summary import SummaryRow, summary_rows, summary_table
@@ -41,7 +42,7 @@ class StudyContent:
     summary: tuple[SummaryRow, ...]
 
     @staticmethod
-    def of(index: int, study: LoadedStudy, titles: dict[str, str]) -> StudyContent:
+    def of(index: int, study: LoadedStudy, titles: dict[str, str], styles: ArmStyles) -> StudyContent:
         """The study's own panels and tables, and those that its runs give."""
         answer, records = study.answer, study.records
         added = [
@@ -49,7 +50,9 @@ class StudyContent:
             *source_panels(records),
             *curve_panels(records, study.runs_directory, titles),
         ]
-        panels = [panel_with_titles(panel, titles) for panel in (*answer.panels, *added)]
+        panels = [
+            styled_panel(panel_with_titles(panel, titles), styles) for panel in (*answer.panels, *added)
+        ]
         groups = grouped(panels, lambda panel: panel.group or id(panel))
         name = f"s{index + 1}"
         figures = [

@@ -12,7 +12,7 @@ import numpy as np
 from steepen.errors import SteepenError
 from steepen.laws.ladder import make_ladder
 from steepen.laws.registered_forecasts import read_registered, score_registered
-from steepen.report.colours import ARM_TITLES, arm_key
+from steepen.report.colours import ARM_TITLES, ArmStyles, arm_key, own_arm_styles
 from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory, read_samples
 from steepen.studies.answer import Answer, Table
@@ -120,6 +120,13 @@ def arm_titles(studies: Sequence[LoadedStudy]) -> dict[str, str]:
         for record in study.records:
             found.setdefault(arm_key(record.spec.arm.name), record.spec.arm.title)
     return found
+
+
+def study_arm_styles(studies: Sequence[LoadedStudy]) -> ArmStyles:
+    """Styles of the arms of some studies that are not the paper's: the same on all of their figures."""
+    of_records = [record.spec.arm.name for study in studies for record in study.records]
+    drawn = [s.arm for study in studies for panel in study.answer.panels for s in panel.series if s.arm]
+    return own_arm_styles([*of_records, *drawn])
 
 
 def _check(answer: Answer, file: Path) -> None:

@@ -13,6 +13,7 @@ from steepen.results.panel import Panel
 from steepen.results.result import Result
 from steepen.results.table import Column, Table, table_of
 from steepen.results.text import Block, Paragraph, table_width
+from steepen.studies.answer import StudyVerdict
 from steepen.studies.verdict_row import LawRow, VerdictRow, law_rows
 from steepen.utils.formatting import MISSING, cost_axis, format_flops, percent
 
@@ -105,6 +106,19 @@ class ComputeResult(Result):
             gamma = self.analysis.primary_fit.arms[reference].gamma.value
             return f"compute law of {reference}: γ = {gamma:.4f}"
         return f"fit against {reference}: {verdict_words(self.verdicts)}"
+
+    def study_verdicts(self) -> Sequence[StudyVerdict]:
+        """The verdicts on all arms but the reference, as those of a study."""
+        return [StudyVerdict(verdict, arm) for arm, verdict in self.verdicts.items()]
+
+    def page_title(self) -> str:
+        """The three questions, which the page answers."""
+        return answer_title(self.analysis) if self.verdicts else self.headline()
+
+    def page_tables(self) -> Sequence[Table]:
+        """The tables, without the one that the page's answers repeat."""
+        repeated = answer_title(self.analysis) if self.verdicts and not self.analysis.pairs else None
+        return [table for table in super().page_tables() if table.title != repeated]
 
     def left_out(self) -> tuple[str, ...]:
         """Comparisons with a reference, where there is one arm."""
@@ -209,12 +223,16 @@ class ComputeResult(Result):
 MAX_NAMED = 3
 
 
+def answer_title(analysis: LadderAnalysis) -> str:
+    """The three questions."""
+    if analysis.pairs:
+        return "Is it better, by how much, and does the gain grow?"
+    return f"Against {analysis.request.reference}: better, by how much, and does the gain grow?"
+
+
 def answer_table(analysis: LadderAnalysis, verdicts: Sequence[Verdict], width: int) -> Table:
     """The three answers, a row for each arm."""
-    every = bool(analysis.pairs)
-    title = "Is it better, by how much, and does the gain grow?"
-    if not every:
-        title = f"Against {analysis.request.reference}: better, by how much, and does the gain grow?"
+    every, title = bool(analysis.pairs), answer_title(analysis)
     styles = STYLES | {_gain_grows(verdict): STYLES[verdict.growth] for verdict in verdicts}
     columns = [
         Column("arm", value=lambda v: f"{v.arm} / {v.reference}" if every else v.arm),
@@ -426,7 +444,7 @@ class Predictions(Result):
 
     def headline(self) -> str:
         """What is predicted, and how sure."""
-        return f"predicted loss of one run, {percent(self.predicted[0].confidence)} interval"
+        return f"Predicted loss of one run, {percent(self.predicted[0].confidence)} interval"
 
     def headings(self) -> dict[str, str]:
         """With the unit of compute."""

@@ -134,7 +134,13 @@ def _cost(cluster: dict[str, Any]) -> Iterator[tuple[str, str]]:
     alone = ", without communication" if cluster["gpus"] > 1 else ""
     yield "time", f"{_hours(cluster['hours'])} ({cluster['gpu_hours']:.1f} GPU hours{alone})"
     if cluster["dollars"] is not None:
-        yield "cost", f"${cluster['dollars']:,.2f}"
+        price = cluster["dollars"] / cluster["gpu_hours"]
+        exposed = [one["hours"] for one in cluster["communication_per_step"].values()]
+        # The bound of the ways to shard below: nothing of the communication overlapped.
+        most = (
+            f", at most ${price * cluster['gpus'] * min(exposed):,.2f} with communication" if exposed else ""
+        )
+        yield "cost", f"${cluster['dollars']:,.2f}{alone}{most}"
     saved = format_bytes(cluster["checkpoint_bytes"])
     yield "disk", f"{saved} for a checkpoint; 2 are kept while it trains"
 

@@ -32,6 +32,7 @@ from steepen.utils.formatting import counted
 
 if TYPE_CHECKING:
     from steepen.results.text import Block
+    from steepen.studies.answer import StudyVerdict
     from steepen.tables.clean_table import Problem
 
 STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
@@ -197,31 +198,45 @@ class Result(ABC):
         from steepen.report.load_studies import LoadedStudy
         from steepen.report.page import render_page
         from steepen.results.text import WIDTH, Lines, Paragraph
-        from steepen.studies.answer import Answer, StudyVerdict
+        from steepen.studies.answer import Answer
         from steepen.utils.files import write_atomically
 
         target, chosen = Path(path), figure_options(options)
         check_report(target)
         blocks = list(self.blocks(WIDTH))
-        verdicts: dict[str, Any] = getattr(self, "verdicts", {})
+        verdicts = self.study_verdicts()
         # Sentences of verdicts are on the page as verdicts.
         texts = [
             b.text for b in blocks if isinstance(b, Lines) or (isinstance(b, Paragraph) and not verdicts)
         ]
         answer = Answer(
             "fit",
-            self.headline(),
+            self.page_title(),
             section="",
             findings=tuple(line for text in texts for line in text.splitlines() if line.strip()),
             values={},
-            verdicts=tuple(StudyVerdict(verdict, arm) for arm, verdict in verdicts.items()),
+            verdicts=tuple(verdicts),
             panels=tuple(chosen.apply(self.panels())),
-            tables=(*self._problem_tables(), *(block for block in blocks if isinstance(block, Table))),
+            tables=(*self._problem_tables(), *self.page_tables()),
             warnings=tuple(self.warnings()),
             cautions=tuple(self._cautions()),
         )
-        write_atomically(target, render_page([LoadedStudy("fit", answer, {}, ())], titles=chosen.titles))
+        write_atomically(target, render_page([LoadedStudy("", answer, {}, ())], titles=chosen.titles))
         return target
+
+    def page_title(self) -> str:
+        """The heading of its page."""
+        return self.headline()
+
+    def page_tables(self) -> Sequence[Table]:
+        """The tables of its page, below the problems of the table of runs."""
+        from steepen.results.text import WIDTH
+
+        return [block for block in self.blocks(WIDTH) if isinstance(block, Table)]
+
+    def study_verdicts(self) -> Sequence[StudyVerdict]:
+        """Its verdicts as those of a study; none by default."""
+        return ()
 
     def warnings(self) -> Sequence[str]:
         """Warnings about the result, one sentence each."""
