@@ -317,7 +317,7 @@ def prediction_table(analysis: LadderAnalysis) -> Table:
         )
     title = "extrapolated multipliers, if the exponent (γ) or the irreducible loss (E) differs; – rejected"
     neither = any(one.exponent is one.irreducible is None for v in verdicts for one in v.predictions)
-    caption = "– under both: E and γ differ together, and neither alone extrapolates" if neither else ""
+    caption = "– under both: E and γ differ together, or a law does not fall" if neither else ""
     if analysis.one_e_rejected:
         caption = "arms do not share one E: columns of γ are by each arm's own E and γ"
     return table_of(verdicts, columns, title, caption)

@@ -278,7 +278,7 @@ def fit_sigmoid(nll: Array, centered: Array, delta: float | None = None) -> Sigm
         low, high = (np.array(bound) for bound in SIGMOID_BOUNDS)
         starts = [np.clip([k / width, level + k / width * middle], low, high) for k in steepness]
         return Sigmoid(*_bounded_huber(residual, slope, starts, (low, high), MIN_ACCURACY_WIDTH))
-    exact = {"xtol": 1e-14, "ftol": 1e-14, "gtol": 1e-14}
+    exact: dict[str, Any] = {"xtol": 1e-14, "ftol": 1e-14, "gtol": 1e-14}
     found = [
         optimize.least_squares(residual, [steep, level], jac=slope, loss="huber", f_scale=delta, **exact)
         for steep in steepness
