@@ -285,6 +285,7 @@ def _line(study: StudyStatus) -> str:
     line = f"{study.name}: {study.state}, batch {study.batches}; {len(study.runs)} runs requested"
     line += f" ({counts})" if counts else ""
     line += f"; {study.flops_done:.3g} FLOPs done, {study.flops_left:.3g} left"
+    line += f" ({study.flops_shared:.3g} saved by shared steps)" if study.flops_shared else ""
     if study.flops_left and study.seconds_left is not None:
         left = format_duration(study.seconds_left)
         line += f", ETA {left}" if study.state == "running" else f", about {left} of work"
