@@ -5,13 +5,14 @@ schedule, the moment of growth) go through the same states until then: `RunSpec.
 `RunSpec.branch_point` says how many a run has of them. Of a group of such runs the one that branches off last
 is trained first and keeps a checkpoint wherever another branches off; the others start from there.
 
-`share` leaves an empty file .trunks/TRUNK/STEP-RUN beside the runs for each of them, so that every launcher's
+`share` leaves an empty file .trunks/TRUNK/POINT-STEPS-RUN beside the runs for each of them, so that every launcher's
 workers know. Nothing depends on it: a run that finds no checkpoint trains all its steps, to the same result.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -40,7 +41,7 @@ def share(store: RunStore, specs: Sequence[RunSpec]) -> list[RunSpec]:
     """Note which of these runs share a trunk; returns those that wait until another has trained it."""
     for group in group_by_trunk(specs):
         for spec in group:
-            note = _folder(store.root, spec) / f"{spec.branch_point}-{spec.hash}"
+            note = _folder(store.root, spec) / f"{spec.branch_point}-{spec.steps}-{spec.hash}"
             note.parent.mkdir(parents=True, exist_ok=True)
             note.touch()
     return waiting(store, specs)
@@ -61,12 +62,12 @@ def first_steps(store: RunStore, specs: Sequence[RunSpec]) -> dict[str, int]:
     return found | {one.hash: one.branch_point for one in waiting(store, specs)}
 
 
-def noted_starts(store: RunStore) -> dict[str, int]:
-    """The branch point of every run for which another trains the first steps, by hash, as the notes say."""
-    found: dict[str, int] = {}
+def shared_fractions(store: RunStore) -> dict[str, float]:
+    """The fraction of the steps that another run trains, by hash, of the runs whose trunk is noted."""
+    found: dict[str, float] = {}
     for folder in sorted((store.root / _DIRECTORY).glob("*")):
-        notes = sorted(_notes(folder), key=lambda note: (-note[0], note[1]))
-        found |= {run: step for step, run in notes[1:]}
+        notes = sorted(_notes(folder), key=lambda note: (-note[0], -note[1], note[2]))
+        found |= {run: point / steps for point, steps, run in notes[1:]}
     return found
 
 
@@ -123,14 +124,14 @@ def _folder(root: Path, spec: RunSpec) -> Path:
 def _members(spec: RunSpec, run: RunDirectory) -> list[tuple[int, RunDirectory]]:
     """Branch point and directory of every run that was noted for the run's trunk."""
     root = run.path.parent
-    return [(step, RunDirectory(root / name)) for step, name in _notes(_folder(root, spec))]
+    return [(point, RunDirectory(root / name)) for point, _, name in _notes(_folder(root, spec))]
 
 
-def _notes(folder: Path) -> list[tuple[int, str]]:
-    """Branch point and name of the runs that were noted in a trunk's folder."""
+def _notes(folder: Path) -> list[tuple[int, int, str]]:
+    """Branch point, steps and name of the runs that were noted in a trunk's folder."""
     try:
         names = sorted(path.name for path in folder.iterdir())
     except OSError:
         return []
-    parts = [name.partition("-") for name in names]
-    return [(int(step), name) for step, _, name in parts if step.isdecimal()]
+    parts = [name.split("-") for name in names if re.fullmatch(r"[0-9]+-[1-9][0-9]*-[^-]+", name)]
+    return [(int(point), int(steps), name) for point, steps, name in parts]

@@ -169,6 +169,7 @@ class _BatchRunner:
         # Again as long as runs were made and others waited for them, as branches do for their trunk.
         while pending and (before < 0 or (self.held_back and len(pending) < before)):
             before = len(pending)
+            self.under_way.clear()
             outcomes = self.launcher.launch(self._admitted(pending))
             # Closing the iterator stops the runs, so close it however this loop ends.
             with contextlib.closing(outcomes):

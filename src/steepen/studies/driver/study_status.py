@@ -12,7 +12,7 @@ from steepen.launch.cost_estimate import makespan
 from steepen.runs.row import RunRow
 from steepen.runs.status import CANNOT_TELL, STATUSES
 from steepen.runs.store import RunDirectory, RunStore
-from steepen.runs.trunk import noted_starts
+from steepen.runs.trunk import shared_fractions
 from steepen.studies.driver.journal import Journal, RequestedRun
 from steepen.utils.codec import to_builtins
 from steepen.utils.formatting import format_duration
@@ -62,7 +62,7 @@ def study_status(journal: Journal, runs_directory: Path | None = None) -> StudyS
     rows = tuple(_row(asked, known.get(asked.run)) for asked in entry.runs)
     counts = Counter(row.status for row in rows)
     fractions = {row.run: _fraction_done(row, store) for row in rows}
-    noted = noted_starts(store)
+    noted = shared_fractions(store)
     shared = {row.run: _shared_fraction(row, noted) for row in rows}
     # What is left of a run begins where the run itself does.
     begun = {run: max(fraction, shared[run]) for run, fraction in fractions.items()}
@@ -101,11 +101,11 @@ def _fraction_done(row: RunRow, store: RunStore) -> float:
     return min(1.0, max(0, step or 0) / row.steps) if row.steps else 0.0
 
 
-def _shared_fraction(row: RunRow, noted: dict[str, int]) -> float:
+def _shared_fraction(row: RunRow, noted: dict[str, float]) -> float:
     """Fraction of a run's cost in the steps of its trunk: of its FLOPs by its record, else of its steps."""
     if row.status == "finished":
         return 1 - row.more.get("spent_flops", row.flops) / row.flops if row.flops else 0.0
-    return min(1.0, noted.get(row.run, 0) / row.steps) if row.steps else 0.0
+    return min(1.0, noted.get(row.run, 0.0))
 
 
 def _seconds_left(rows: Iterable[RunRow], fractions: dict[str, float]) -> float | None:
