@@ -147,7 +147,7 @@ def test_a_trunk_that_leaves_no_checkpoint_or_does_not_fit_holds_no_one_for_ever
     specs = [replace(base, steps=steps, data=data, hyperparameters=hyper) for steps in (6, 8, 12)]
     assert specs[0].trunk == specs[2].trunk is not None
     tight = Budget(flops=0.5 * expected_flops(specs[-1]))
-    with pytest.raises(BudgetReached, match="too small|0 runs"):
+    with pytest.raises(BudgetReached, match=r"too small"):
         drive(sweep(specs), store, instant, budget=tight)
     assert not instant.ran
     assert len(drive(sweep(specs), store, instant)) == len(instant.ran) == 3

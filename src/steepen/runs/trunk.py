@@ -5,8 +5,9 @@ schedule, the moment of growth) go through the same states until then: `RunSpec.
 `RunSpec.branch_point` says how many a run has of them. Of a group of such runs the one that branches off last
 is trained first and keeps a checkpoint wherever another branches off; the others start from there.
 
-`share` leaves an empty file .trunks/TRUNK/POINT-STEPS-RUN beside the runs for each of them, so that every launcher's
-workers know. Nothing depends on it: a run that finds no checkpoint trains all its steps, to the same result.
+`share` leaves an empty file .trunks/TRUNK/POINT-STEPS-RUN beside the runs for each of them, so that every
+launcher's workers know. Nothing depends on it: a run that finds no checkpoint trains all its steps, to the
+same result.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from steepen.runs.status import CANNOT_TELL, STATUSES
 from steepen.runs.store import RunDirectory, RunStore
 from steepen.runs.trunk import shared_fractions
 from steepen.studies.driver.journal import Journal, RequestedRun
+from steepen.studies.mistuning import Mistuning, mistuned_runs
 from steepen.utils.codec import to_builtins
 from steepen.utils.formatting import format_duration
 
@@ -37,6 +38,7 @@ class StudyStatus:
     answer: Any
     runs: tuple[RunRow, ...]
     runs_directory: str = ""  # where the runs were looked for
+    mistuned: tuple[Mistuning, ...] = ()  # looked for where one study is asked for
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {status}" for status, count in self.counts.items() if count)
@@ -46,6 +48,12 @@ class StudyStatus:
     def to_dict(self) -> dict[str, Any]:
         """For --json."""
         return to_builtins(self)
+
+
+def with_mistuned(status: StudyStatus) -> StudyStatus:
+    """The status with what looks mistuned among its finished runs, whose metrics are read."""
+    names = [row.run for row in status.runs if row.status == "finished"]
+    return replace(status, mistuned=mistuned_runs(RunStore(Path(status.runs_directory)), names))
 
 
 def done_fraction(status: StudyStatus) -> float:
