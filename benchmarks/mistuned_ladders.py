@@ -5,8 +5,8 @@
     python benchmarks/mistuned_ladders.py --runs runs/mistuned --preset mini --data data/fineweb   # a GPU
 
 With `--runs` an arm's rungs are trained at 1/2 to 2 times its rate with several seeds (finished runs are used
-again). Ladders are drawn from them, a seed for each rung: all at the recipe's rate (false alarms), one rung at
-twice or half of it, and a rate that drifts from half to twice, or back, beside a ladder at the recipe's rate.
+again). Ladders are drawn from them, a seed for each rung: all at the recipe's rate (false alarms), one rung
+at twice or half of it, and a rate that drifts from half to twice, or back, along the ladder.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ from steepen.studies.mistuning import RunTrace, find_mistuned, read_trace
 from steepen.studies.preset import load_preset
 
 MULTIPLES = (0.5, math.sqrt(0.5), 1.0, math.sqrt(2), 2.0)
-DRAWS = 400  # ladders of each kind
+DRAWS = 200  # ladders of each kind
 Traces = dict[tuple[int, float, int], RunTrace]  # by depth, multiple and seed
 
 
 def score(traces: Traces, rng: np.random.Generator) -> None:
     """Print how often errors are found, and how often there is an alarm without one."""
-    depths, seeds = (sorted({key[i] for key in traces}) for i in (0, 2))
+    depths = sorted({depth for depth, _, _ in traces})
+    known: dict[tuple[int, float], list[RunTrace]] = {}
+    for (depth, multiple, _), trace in traces.items():
+        known.setdefault((depth, multiple), []).append(trace)
 
     def draw(multiples: Sequence[float], name: str = "drawn") -> list[RunTrace]:
-        own = [
-            traces[depth, multiple, int(rng.choice(seeds))]
-            for depth, multiple in zip(depths, multiples, strict=True)
-        ]
+        choices = [known[at] for at in zip(depths, multiples, strict=True)]
+        own = [seeds[int(rng.integers(len(seeds)))] for seeds in choices]
         return [replace(trace, ladder=name, setting=f"{name} {trace.depth}", seed=0) for trace in own]
 
     right = [1.0] * len(depths)
@@ -74,7 +75,7 @@ def score(traces: Traces, rng: np.random.Generator) -> None:
 
 def simulate(rng: np.random.Generator, rungs: int = 7, seeds: int = 40) -> Traces:
     """Runs whose numbers follow what was measured at `tiny` (docs/log.md), with independent noise."""
-    noise = (0.004, 0.006, 0.05)
+    noise = np.array([0.004, 0.006, 0.05])
     found: Traces = {}
     for i in range(rungs):
         for multiple in MULTIPLES:
@@ -82,9 +83,7 @@ def simulate(rng: np.random.Generator, rungs: int = 7, seeds: int = 40) -> Trace
             for seed in range(seeds):
                 loss = 1.5 - 0.06 * i + (0.035 if wrong < 0 else 0.008) * wrong**2
                 numbers = (loss, 0.12 - 0.03 * wrong, 0.5 - 0.2 * i + 0.5 * max(0.0, wrong) ** 2)
-                a, b, c = (
-                    float(one + sd * rng.standard_normal()) for one, sd in zip(numbers, noise, strict=True)
-                )
+                a, b, c = (np.array(numbers) + noise * rng.standard_normal(3)).tolist()
                 found[i + 2, multiple, seed] = RunTrace(
                     "run", "arm", "arm", i + 2, seed, 1e10 * 2.5**i, multiple, "", a, b, c, 0.0, None
                 )
