@@ -23,15 +23,17 @@ from steepen.runs.metrics import read_metrics
 from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory, RunStore
 
+Scatter = tuple[float, float, float]
 Kind = Literal["rate", "drift", "spike", "decay", "edge"]
 
 LEVEL = 0.05  # of a false alarm among the rungs of a ladder
 MIN_RUNGS, MIN_STEPS = 4, 20
-# Standard deviations of log loss, fall and log gradient ratio about the trend of a well-tuned ladder, and how
-# many degrees of freedom they count for (benchmarks/mistuned_ladders.py; docs/log.md).
-SCATTER, PRIOR_FREEDOM = (0.010, 0.010, 0.10), 6
-# What a rate that is too low, and one that is too high, do to the three, in these deviations.
-DIRECTIONS = ((1.0, 1.0, 0.0), (0.0, -0.5, 1.0))
+# Standard deviations of log loss, fall and log gradient ratio of a well-tuned rung about the line through the
+# others, and about that line beside other ladders, whose trends bend alike; how many degrees of freedom they
+# count for (benchmarks/mistuned_ladders.py; docs/log.md).
+ALONE, BESIDE, PRIOR_FREEDOM = (0.006, 0.012, 0.08), (0.005, 0.010, 0.08), 3
+# What a rate that is too low, one that is too high, and one that is either do to the three, in deviations.
+DIRECTIONS = ((1.0, 1.0, 0.0), (0.5, -0.5, 1.0), (1.0, 0.0, 0.0))
 SPIKE, SPIKE_SCATTER = 0.1, 8.0  # of log loss over its running median, and in deviations of it
 UNFINISHED = 0.2  # of the peak rate at the last step
 
@@ -139,13 +141,13 @@ def mistuned_runs(store: RunStore, runs: Collection[str]) -> tuple[Mistuning, ..
 
 def find_spike(log_loss: Array, at: Array) -> tuple[int, float] | None:
     """The largest rise of three steps over the running median after the first tenth, if it is a spike."""
-    width = max(5, len(log_loss) // 50) | 1
-    if len(log_loss) < 4 * width:
+    width = max(25, len(log_loss) // 10) | 1
+    if len(log_loss) < 2 * width:
         return None
     around = np.lib.stride_tricks.sliding_window_view(np.pad(log_loss, width // 2, mode="edge"), width)
     above = log_loss - np.median(around, axis=1)
     # One batch of harder text is no spike; three in a row are.
-    above = np.minimum(np.minimum(above, np.roll(above, 1)), np.roll(above, -1)) if width > 6 else above
+    above = np.minimum(np.minimum(above, np.roll(above, 1)), np.roll(above, -1))
     scatter = 1.4826 * float(np.median(np.abs(above - np.median(above))))
     above = np.where(at > 0.1, above, -np.inf)
     worst = int(np.argmax(above))
@@ -176,7 +178,7 @@ def find_mistuned(traces: Iterable[RunTrace]) -> tuple[Mistuning, ...]:
             left = numbers - _expected(x, others) if (others := _alike(x, others)) else numbers
             rates = [
                 Mistuning("rate", name, own[0].arm, tops[i].depth, tops[i].run, factor, p)
-                for i, factor, p in _off_the_curve(x, left)
+                for i, factor, p in _off_the_curve(x, left, BESIDE if others else ALONE)
             ]
             seen += [one for one in rates if one.depth not in marked]
             if others and not rates and (drift := _drift(x, left)) is not None:
@@ -258,40 +260,46 @@ def _expected(x: Array, others: Sequence[tuple[Array, Array]]) -> Array:
     return np.median(found, axis=0)
 
 
-def _off_the_curve(x: Array, numbers: Array) -> list[tuple[int, float, float]]:
+def _off_the_curve(x: Array, numbers: Array, scatter: Scatter) -> list[tuple[int, float, float]]:
     """Rungs off the line through the others, most significant first, each with the factor that checks it."""
     found: list[tuple[int, float, float]] = []
     rungs = np.arange(len(x))
     while len(rungs) >= MIN_RUNGS:
-        tests = 2 * len(rungs)
-        p, i, direction = min(_tests(x[rungs], numbers[rungs]))
+        tests = len(DIRECTIONS) * len(rungs)
+        p, i, low = min(_tests(x[rungs], numbers[rungs], scatter))
         if p * tests > LEVEL:
             break
-        found.append((int(rungs[i]), math.sqrt(2) if direction == 0 else math.sqrt(0.5), min(1.0, p * tests)))
+        found.append((int(rungs[i]), math.sqrt(2) if low else math.sqrt(0.5), p * tests))
         rungs = np.delete(rungs, i)
     return found
 
 
-def _tests(x: Array, numbers: Array) -> list[tuple[float, int, int]]:
-    """One-sided p of every rung and direction: its distance from the line through the other rungs."""
-    found: list[tuple[float, int, int]] = []
+def _tests(x: Array, numbers: Array, scatter: Scatter) -> list[tuple[float, int, bool]]:
+    """One-sided p of every rung and direction: its distance from the line through the other rungs.
+
+    The last of each says whether the rate looks too low, rather than too high.
+    """
+    found: list[tuple[float, int, bool]] = []
     for i in range(len(x)):
         rest = np.arange(len(x)) != i
-        miss, spread, freedom = _predict(x[rest], numbers[rest], x[i], numbers[i])
+        miss, spread, freedom = _predict(x[rest], numbers[rest], x[i], numbers[i], scatter)
         for k, direction in enumerate(DIRECTIONS):
             weights = np.array(direction)
             score = float(weights @ (miss / spread)) / float(np.linalg.norm(weights))
-            found.append((float(stats.t.sf(score, freedom)), i, k))
+            low = k == 0 or (k == 2 and bool(miss[1] > 0))
+            found.append((float(stats.t.sf(score, freedom)), i, low))
     return found
 
 
-def _predict(x: Array, numbers: Array, at: float, value: Array) -> tuple[Array, Array, float]:
+def _predict(
+    x: Array, numbers: Array, at: float, value: Array, scatter: Scatter
+) -> tuple[Array, Array, float]:
     """How far values are from the line through others, the deviation of that, and its degrees of freedom."""
     design = np.stack([np.ones_like(x), x - x.mean()], axis=1)
     line, *_ = np.linalg.lstsq(design, numbers, rcond=None)
     spare = len(x) - 2
     residual = ((numbers - design @ line) ** 2).sum(axis=0)
-    variance = (PRIOR_FREEDOM * np.array(SCATTER) ** 2 + residual) / (PRIOR_FREEDOM + spare)
+    variance = (PRIOR_FREEDOM * np.array(scatter) ** 2 + residual) / (PRIOR_FREEDOM + spare)
     row = np.array([1.0, at - x.mean()])
     leverage = float(row @ np.linalg.inv(design.T @ design) @ row)
     return value - row @ line, np.sqrt(variance * (1 + leverage)), PRIOR_FREEDOM + spare
@@ -301,7 +309,7 @@ def _drift(x: Array, numbers: Array) -> tuple[float, float] | None:
     """The factor that checks the top, and p, where the difference from other ladders changes with compute."""
     design = np.stack([np.ones_like(x), x - x.mean()], axis=1)
     weights = np.array([0.0, -1.0, 1.0]) / math.sqrt(2)
-    index = numbers / np.array(SCATTER) @ weights
+    index = numbers / np.array(BESIDE) @ weights
     line, *_ = np.linalg.lstsq(design, index, rcond=None)
     spare = len(x) - 2
     residual = float(((index - design @ line) ** 2).sum())
