@@ -45,7 +45,8 @@ def share(multiples: Sequence[float], depth: int | None, factor: float | None, b
     for _ in range(draws):
         own = ladder(rng, multiples) + (ladder(rng, [1.0] * len(multiples), "other") if beside else [])
         found = [one for one in find_mistuned(own) if one.ladder == "arm"]
-        hits += any(depth in (None, one.depth) and factor in (None, one.factor) for one in found)
+        sides = (None, factor)  # where the loss alone tells, both sides are to be tried
+        hits += any(depth in (None, one.depth) and (factor is None or one.factor in sides) for one in found)
     return hits / draws
 
 

@@ -34,6 +34,7 @@ MIN_RUNGS, MIN_STEPS = 4, 20
 ALONE, BESIDE, PRIOR_FREEDOM = (0.006, 0.012, 0.08), (0.005, 0.010, 0.08), 3
 # What a rate that is too low, one that is too high, and one that is either do to the three, in deviations.
 DIRECTIONS = ((1.0, 1.0, 0.0), (0.5, -0.5, 1.0), (1.0, 0.0, 0.0))
+FACTORS = (math.sqrt(2), math.sqrt(0.5), None)  # of the rate that would check it
 SPIKE, SPIKE_SCATTER = 0.1, 8.0  # of log loss over its running median, and in deviations of it
 UNFINISHED = 0.2  # of the peak rate at the last step
 
@@ -71,13 +72,13 @@ class Mistuning:
     arm: str
     depth: int
     run: str
-    factor: float  # of the rate that would check it: √2 or 1/√2
+    factor: float | None  # of the rate that would check it: √2 or 1/√2; None: either may be it
     p_value: float | None = None
 
     @property
     def reason(self) -> str:
         """What was seen."""
-        rate = "too low" if self.factor > 1 else "too high"
+        rate = "wrong" if self.factor is None else "too low" if self.factor > 1 else "too high"
         p = "" if self.p_value is None else f" (p = {self.p_value:.1g})"
         return {
             "rate": f"{self._rung} is off the curve of its ladder, as with a rate that is {rate}{p}",
@@ -92,7 +93,8 @@ class Mistuning:
         """The run that would check it."""
         if self.kind == "decay":
             return f"check: {self.arm} d{self.depth} to the end of its warm-down"
-        return f"check: {self.arm} d{self.depth} at its rate {'×' if self.factor > 1 else '÷'} √2"
+        sign = "× and ÷" if self.factor is None else "×" if self.factor > 1 else "÷"
+        return f"check: {self.arm} d{self.depth} at its rate {sign} √2"
 
     @property
     def sentence(self) -> str:
@@ -260,34 +262,30 @@ def _expected(x: Array, others: Sequence[tuple[Array, Array]]) -> Array:
     return np.median(found, axis=0)
 
 
-def _off_the_curve(x: Array, numbers: Array, scatter: Scatter) -> list[tuple[int, float, float]]:
+def _off_the_curve(x: Array, numbers: Array, scatter: Scatter) -> list[tuple[int, float | None, float]]:
     """Rungs off the line through the others, most significant first, each with the factor that checks it."""
-    found: list[tuple[int, float, float]] = []
+    found: list[tuple[int, float | None, float]] = []
     rungs = np.arange(len(x))
     while len(rungs) >= MIN_RUNGS:
         tests = len(DIRECTIONS) * len(rungs)
-        p, i, low = min(_tests(x[rungs], numbers[rungs], scatter))
+        p, i, k = min(_tests(x[rungs], numbers[rungs], scatter))
         if p * tests > LEVEL:
             break
-        found.append((int(rungs[i]), math.sqrt(2) if low else math.sqrt(0.5), p * tests))
+        found.append((int(rungs[i]), FACTORS[k], p * tests))
         rungs = np.delete(rungs, i)
     return found
 
 
-def _tests(x: Array, numbers: Array, scatter: Scatter) -> list[tuple[float, int, bool]]:
-    """One-sided p of every rung and direction: its distance from the line through the other rungs.
-
-    The last of each says whether the rate looks too low, rather than too high.
-    """
-    found: list[tuple[float, int, bool]] = []
+def _tests(x: Array, numbers: Array, scatter: Scatter) -> list[tuple[float, int, int]]:
+    """One-sided p of every rung and direction: its distance from the line through the other rungs."""
+    found: list[tuple[float, int, int]] = []
     for i in range(len(x)):
         rest = np.arange(len(x)) != i
         miss, spread, freedom = _predict(x[rest], numbers[rest], x[i], numbers[i], scatter)
         for k, direction in enumerate(DIRECTIONS):
             weights = np.array(direction)
             score = float(weights @ (miss / spread)) / float(np.linalg.norm(weights))
-            low = k == 0 or (k == 2 and bool(miss[1] > 0))
-            found.append((float(stats.t.sf(score, freedom)), i, low))
+            found.append((float(stats.t.sf(score, freedom)), i, k))
     return found
 
 
