@@ -110,7 +110,7 @@ def test_spikes_and_unfinished_decays_are_told_with_their_check(
     write_run(store, trainer, early, curve(200).tolist(), rate(200, 0.5))
     write_run(store, trainer, one_batch, single.tolist(), rate(200))
     every = [good, spiked, early, one_batch]
-    found = mistuned_runs(store, [one.hash for one in every])
+    found = mistuned_runs(store.root, store.records(runs=[one.hash for one in every]))
     assert {one.run: one.kind for one in found} == {spiked.hash: "spike", early.hash: "decay"}
     # A study that requested them says so in its status, with the run that would tell.
     journal = Journal.open(tmp_path / "studies", "sweep", {}, store.root)
@@ -129,10 +129,10 @@ def test_the_best_rate_at_the_edge_of_its_sweep(spec: Spec, store: RunStore, tra
         hyper = replace(base.hyperparameters, learning_rate=multiple * base.hyperparameters.learning_rate)
         specs.append(replace(base, hyperparameters=hyper))
         write_run(store, trainer, specs[-1], (curve(60) - 0.1 * i).tolist(), rate(60))
-    (found,) = mistuned_runs(store, [one.hash for one in specs])
+    (found,) = mistuned_runs(store.root, store.records())
     assert (found.kind, found.run, found.factor) == ("edge", specs[2].hash, ROOT2)
     assert "edge of its sweep" in found.sentence and "× √2" in found.check
-    assert mistuned_runs(store, [one.hash for one in specs[:2]]) == ()
+    assert mistuned_runs(store.root, store.records()[:2]) == ()
 
 
 def test_a_run_without_metrics_has_no_trace(spec: Spec, store: RunStore, trainer: ModuleType) -> None:

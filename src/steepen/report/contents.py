@@ -12,7 +12,6 @@ from steepen.report.load_studies import LoadedStudy
 from steepen.report.run_panels import curve_panels, residual_panels, scatter_tables, source_panels
 from steepen.report.summary import SummaryRow, summary_rows, summary_table
 from steepen.results.table import no_formula
-from steepen.runs.store import RunStore
 from steepen.studies.answer import Panel, Table
 from steepen.studies.mistuning import mistuned_runs
 
@@ -73,7 +72,7 @@ class StudyContent:
 
 def _mistuned_table(study: LoadedStudy) -> list[Table]:
     """The runs that look mistuned, if there are any."""
-    found = mistuned_runs(RunStore(study.runs_directory), [record.run for record in study.records])
+    found = () if study.runs_directory is None else mistuned_runs(study.runs_directory, study.records)
     rows = tuple((one.ladder, one.depth, one.reason, one.check, one.run) for one in found)
     caption = "By their loss curves and gradient norms, beside the other rungs and ladders of the study."
     columns = ("arm", "depth", "what was seen", "what would tell", "run")

@@ -11,8 +11,9 @@ it finds.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -21,7 +22,7 @@ from scipy import stats
 from steepen.laws.arrays import Array
 from steepen.runs.metrics import read_metrics
 from steepen.runs.record import RunRecord
-from steepen.runs.store import RunDirectory, RunStore
+from steepen.runs.store import RunDirectory
 
 Scatter = tuple[float, float, float]
 Kind = Literal["rate", "drift", "spike", "decay", "edge"]
@@ -134,10 +135,9 @@ def read_trace(run: RunDirectory, record: RunRecord, ladder: str = "") -> RunTra
     )  # fmt: skip
 
 
-def mistuned_runs(store: RunStore, runs: Collection[str]) -> tuple[Mistuning, ...]:
+def mistuned_runs(runs_directory: Path, records: Iterable[RunRecord]) -> tuple[Mistuning, ...]:
     """What looks mistuned among the finished runs of a study."""
-    records = store.records(runs=runs)
-    traces = [read_trace(RunDirectory(store.root / record.run), record) for record in records]
+    traces = [read_trace(RunDirectory(runs_directory / record.run), record) for record in records]
     return find_mistuned(trace for trace in traces if trace is not None)
 
 

@@ -53,7 +53,8 @@ class StudyStatus:
 def with_mistuned(status: StudyStatus) -> StudyStatus:
     """The status with what looks mistuned among its finished runs, whose metrics are read."""
     names = [row.run for row in status.runs if row.status == "finished"]
-    return replace(status, mistuned=mistuned_runs(RunStore(Path(status.runs_directory)), names))
+    store = RunStore(Path(status.runs_directory))
+    return replace(status, mistuned=mistuned_runs(store.root, store.records(runs=names)))
 
 
 def done_fraction(status: StudyStatus) -> float:
