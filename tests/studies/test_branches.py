@@ -84,7 +84,7 @@ def specs_of(context: StudyContext, steps: Sequence[int] = (16, 20, 24, 28)) -> 
     return list(asked)
 
 
-def sweep(specs: Sequence[RunSpec]) -> Generator[Sequence[RunSpec], list[RunRecord], list[RunRecord]]:
+def sweep(specs: Sequence[RunSpec]) -> Generator[Sequence[RunSpec], Any, list[RunRecord]]:
     return (yield specs)
 
 
@@ -190,3 +190,16 @@ def test_a_sweep_killed_at_ten_random_moments_equals_separate_runs(data: Dataset
     assert sum(record.trunk != "" for record in records) == len(specs) - 1
     spent = sum(record.spent_flops for record in records)
     assert spent < 0.8 * sum(record.flops for record in records)
+
+
+def test_runs_of_one_trunk_are_clustered_by_the_fits(data: Dataset, tmp_path: Path) -> None:
+    from steepen.laws.ladder import read_ladders
+    from steepen.laws.table import table_from
+
+    columns: dict[str, Sequence[Any]] = {
+        "arm": ["a"] * 4, "flops": [1e18, 2e18, 4e18, 8e18], "loss": [3.0, 2.8, 2.7, 2.6],
+        "run": ["p", "q", "r", "s"], "trunk": ["p", "p", "r", "s"],
+    }  # fmt: skip
+    assert read_ladders(table_from(columns))["a"].clusters == ("p", "p", "r", "s")
+    del columns["trunk"]
+    assert read_ladders(table_from(columns))["a"].clusters == ("p", "q", "r", "s")

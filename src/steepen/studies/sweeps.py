@@ -102,10 +102,15 @@ def vertices_of(fit: IsoflopFit, cells: Cells, by: str) -> dict[Any, Vertex]:
 
 def fit_token_sweeps(cells: Cells, x: str) -> IsoflopFit:
     """The optimal x of every budget, of finished runs; those of one trunk are resampled together."""
-    columns, trunks = [cells.array(name) for name in ("budget", x, "loss")], cells.column("trunk")
+    budget, at, loss, trunks = (
+        cells.array("budget"),
+        cells.array(x),
+        cells.array("loss"),
+        cells.column("trunk"),
+    )
     if len(set(trunks)) == len(trunks):
-        return fit_isoflop(*columns)
-    return fit_isoflop_runs(*columns, trunks)
+        return fit_isoflop(budget, at, loss)
+    return fit_isoflop_runs(budget, at, loss, trunks)
 
 
 def fit_drift_over(cells: Cells, size: str) -> Drift | None:
