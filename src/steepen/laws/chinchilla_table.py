@@ -208,7 +208,7 @@ class _Rows:
             size = ModelSize(once, recurrent, np.log(passes))
         else:
             size, passes = ModelSize.of(table.numbers("parameters")), np.ones(len(table))
-        run = np.array(table.names("run")) if table.has("run") else None
+        run = None if (shared := table.training_runs()) is None else np.array(shared)
         if run is None:
             cells = zip(arm, size.stored.tolist(), passes.tolist(), d.tolist(), strict=True)
             table.require_unique_rows(

@@ -159,7 +159,7 @@ def _read(table: Table) -> _Rows:
     if flops is None and loss is None:
         table.require(["flops", "loss"])
     arm = table.names("arm") if table.has("arm", aliases=False) else [""] * len(table)
-    names = table.names("run") if table.has("run", aliases=False) else [str(i) for i in range(len(table))]
+    names = table.training_runs() or [str(i) for i in range(len(table))]
     numbers = {name: i for i, name in enumerate(dict.fromkeys(names))}
     run = np.array([numbers[name] for name in names], np.intp)
     return _Rows(arm, flops, loss, 1 - score if is_error else score, is_error, run)

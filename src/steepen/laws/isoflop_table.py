@@ -113,7 +113,7 @@ def fit_isoflop_table(
     """Fit every budget's optimum, and the law of the optima, to columns budget, x, loss (and arm, seed, run).
 
     Without a column x, x is the number of parameters, or of tokens. Arms are compared with the `reference`.
-    Where rows share a training run (`run`), the intervals of parabolas are from a bootstrap over runs.
+    Where rows share training (`run`, `trunk`), the intervals of parabolas are from a bootstrap over runs.
     """
     if loss not in ("mse", "log-mse"):
         raise UsageError(
@@ -136,7 +136,7 @@ def fit_isoflop_table(
     held = np.zeros(len(c), bool)
     for arm, mask in masks.items():
         held[names == arm] = mask
-    runs = np.array(table.names("run")) if table.has("run", aliases=False) else None
+    runs = None if (shared := table.training_runs()) is None else np.array(shared)
 
     def fit(rows: Mask) -> IsoflopFit:
         if runs is not None and vertex == "quadratic" and len(np.unique(runs[rows])) < int(rows.sum()):

@@ -14,6 +14,7 @@ from steepen.report.run_panels import curve_panels, residual_panels, scatter_tab
 from steepen.report.summary import SummaryRow, summary_rows, summary_table
 from steepen.results.table import no_formula
 from steepen.studies.answer import Panel, Table
+from steepen.studies.mistuning import mistuned_runs
 from steepen.utils.rows import grouped
 
 
@@ -61,12 +62,23 @@ class StudyContent:
         ]
         rows, judged = tuple(summary_rows(answer, records, titles)), answer.primary_verdicts
         summary = [summary_table(rows, judged[0].verdict.unit)] if rows else []
-        tables = (*summary, *answer.tables, *scatter_tables(answer, records, titles))
+        tables = (
+            *summary, *_mistuned_table(study), *answer.tables, *scatter_tables(answer, records, titles)
+        )  # fmt: skip
         return StudyContent(name, study, tuple(figures), tables, rows)
 
     def table_id(self, index: int) -> str:
         """The id of a table on the page."""
         return f"{self.id}-t{index + 1}"
+
+
+def _mistuned_table(study: LoadedStudy) -> list[Table]:
+    """The runs that look mistuned, if there are any."""
+    found = () if study.runs_directory is None else mistuned_runs(study.runs_directory, study.records)
+    rows = tuple((one.ladder, one.depth, one.reason, one.check, one.run) for one in found)
+    caption = "By their loss curves and gradient norms, beside the other rungs and ladders of the study."
+    columns = ("arm", "depth", "what was seen", "what would tell", "run")
+    return [Table("Is a rung mistuned?", columns, rows, caption, arm_column=0)] if rows else []
 
 
 def figure_csv(panels: Sequence[Panel], titles: dict[str, str]) -> str:

@@ -320,6 +320,8 @@ class Preset(Checked):
     recipes: tuple[RecipeOverride, ...] = ()
     arm_rungs: tuple[ArmRungs, ...] = ()
     reference: str = "vanilla"
+    # Warm-down, as a fraction of the steps, of sweeps over tokens and growth whose runs share first steps.
+    branches: Fraction | None = None
     sample_every: Tokens | None = None  # steps between texts that every run generates while it trains
     sample_prompts: tuple[str, ...] = ()  # what they continue; none: the start of a document
 
@@ -329,6 +331,10 @@ class Preset(Checked):
         whole = self.batch_tokens % self.context == 0
         accepted = f"a multiple of the context ({self.context})"
         require(whole, "Preset", "batch_tokens", self.batch_tokens, accepted)
+        name = self.lr_schedule.name
+        good = self.branches is None or (0 < self.branches < 1 and name == "wsd")
+        accepted = f"between 0 and 1, with the schedule wsd (it is {name})"
+        require(good, "Preset", "branches", self.branches, accepted)
         for arm in (*self.arms, self.reference):
             find_arm(arm)
 

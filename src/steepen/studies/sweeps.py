@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from steepen.laws.fits.drift import Drift, HyperparameterSweep, fit_drift
-from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit
+from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit, fit_isoflop
+from steepen.laws.fits.isoflop_runs import fit_isoflop_runs
 from steepen.laws.fits.vertex import MIN_POINTS, Vertex, find_vertex
 from steepen.model.arm import Arm
 from steepen.studies.cells import Cells, Plan, Row
@@ -97,6 +98,19 @@ def vertices_of(fit: IsoflopFit, cells: Cells, by: str) -> dict[Any, Vertex]:
         for vertex in fit.vertices
         if math.isclose(vertex.budget, own[0]["budget"], rel_tol=1e-6)
     }
+
+
+def fit_token_sweeps(cells: Cells, x: str) -> IsoflopFit:
+    """The optimal x of every budget, of finished runs; those of one trunk are resampled together."""
+    budget, at, loss, trunks = (
+        cells.array("budget"),
+        cells.array(x),
+        cells.array("loss"),
+        cells.column("trunk"),
+    )
+    if len(set(trunks)) == len(trunks):
+        return fit_isoflop(budget, at, loss)
+    return fit_isoflop_runs(budget, at, loss, trunks)
 
 
 def fit_drift_over(cells: Cells, size: str) -> Drift | None:

@@ -130,6 +130,13 @@ class Table:
             return [""] * len(self)
         return ["" if cell is None else str(cell) for cell in self.cells("seed")]
 
+    def training_runs(self) -> list[str] | None:
+        """Names of what rows may share: the `trunk` (common first steps), else the `run`; None without."""
+        for column in ("trunk", "run"):
+            if self.has(column, aliases=False):
+                return self.names(column)
+        return None
+
     def require_unique_rows(self, keys: Sequence[tuple[Any, ...]], what: str) -> None:
         """Raise UsageError for rows with the same key and seed: a duplicated run would count twice."""
         seen: dict[tuple[Any, ...], int] = {}

@@ -28,7 +28,7 @@ def growth_target(context: StudyContext, *, arms: Arms = ()) -> Study:
     """
     arm = find_one_arm(find_growing_arms(arms or ("loop-grow",), "growth-target"), "growth-target")
     plans, skipped = _plans(context, arm)
-    cells = yield from measure(context, plans)
+    cells = yield from measure(context, plans, branches=True)
     preset, threshold = context.preset, context.preset.grids.chain.threshold
     draft = Draft(warnings=skipped, runs=cells.column("run"))
     _judge(draft, arm.name, cells.where(kind="grown"), threshold)

@@ -34,7 +34,8 @@ def growth_timing(context: StudyContext, *, arms: Arms = ()) -> Study:
         return growth_sweep_run(context, arm, depth, context.flops_at_tpp(arm, depth, tpp), rho)
 
     axes = {"depth": grid.depths, "tpp": sorted(grid.tpp), "rho": sorted(grid.rho)}
-    cells = yield from measure(context, plan_grid(plan, arm=chosen, **axes))
+    plans = plan_grid(plan, arm=chosen, **axes)
+    cells = yield from measure(context, plans, branches=True)
     draft = Draft(runs=cells.column("run"))
     every: list[Optimum] = []
     for arm in chosen:

@@ -143,12 +143,12 @@ def run_ladders(
 def to_ladders(measured: Sequence[MeasuredLadder], by: Measure = "flops") -> dict[str, Ladder]:
     """Measured ladders as `laws.ladder.Ladder`, by label."""
     rows = [
-        (one.spec.label, cost, record.validation_loss, record.spec.seed)
+        (one.spec.label, cost, record.validation_loss, record.spec.seed, record.trunk or record.run)
         for one in measured
         for cost, records in zip(one.costs(by), one.runs.values(), strict=True)
         for record in records
     ]
-    columns = dict(zip(["arm", "flops", "loss", "seed"], zip(*rows, strict=True), strict=True))
+    columns = dict(zip(["arm", "flops", "loss", "seed", "trunk"], zip(*rows, strict=True), strict=True))
     ladders = read_ladders(table_from(columns, "the study's runs"))
     unit = "FLOPs" if by == "flops" else by
     return {
