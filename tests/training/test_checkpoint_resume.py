@@ -22,8 +22,8 @@ from torch import Tensor
 
 from steepen.data import Dataset
 from steepen.errors import SteepenError, UsageError
-from steepen.model.arm import PassSchedule, Stage
 from steepen.model.block import TransformerBlock
+from steepen.model.stages import PassSchedule, Stage
 from steepen.optim.optimizer import Optimizer
 from steepen.runs.metrics import read_metrics
 from steepen.runs.spec import DataConfig, RunSpec, code_digest

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from steepen.data import Dataset
-from steepen.model.arm import PassSchedule, Stage
+from steepen.model.stages import PassSchedule, Stage
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
 from steepen.runs.trunk import first_steps, share

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from steepen.laws.fits.choice import Choice, choose
-from steepen.model.arm import Arm, PassSchedule
+from steepen.model.arm import Arm
+from steepen.model.stages import PassSchedule
 from steepen.studies.answer import Axis, Draft, Panel, Study
 from steepen.studies.cells import Cells, Plan, measure, table
 from steepen.studies.context import Arms, StudyContext, find_growing_arms, find_one_arm
