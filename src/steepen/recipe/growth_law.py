@@ -47,6 +47,8 @@ class GrowthLaw:
         if self.measured_tpp is not None and not (tpp > 0 and self.expansion(tpp) > 1):
             tpp = self.measured_tpp[0]
         first, grown = relative_costs(arm, shape, arm.passes)
+        if first == grown:
+            raise UsageError(f"no law says when {arm.name} grows, whose matrices do not: give `rho`.")
         rho = (self.expansion(tpp) - first) / (grown - first)
         if not 0.0 < rho <= 1.0:
             raise UsageError(

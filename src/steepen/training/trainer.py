@@ -425,7 +425,8 @@ class Trainer:
         self.buffer.drain()
         (_, before), (_, after) = self.spec.networks[self.stage], self.spec.networks[stage]
         loss_before = self._loss_at_growth(before.passes)
-        if self.world.size == 1 and after == replace(before, passes=after.passes):
+        only_passes = after == replace(before, passes=after.passes)
+        if self.world.size == 1 and only_passes:
             sources = grow(self.network, after.passes)
             assert isinstance(self.optimizer, Optimizer)
             self.optimizer.grow(self.network.named_parameters(), sources)
@@ -440,10 +441,8 @@ class Trainer:
         values = {"growth_loss_before": loss_before, "growth_loss_after": loss_after}
         self.metrics.write(step=self.step, **values)
         self.trackers.log(self.step, values)
-        self.display.print(
-            f"step {self.step:,}: grown to {after}; the loss of some validation text went from "
-            f"{loss_before:.4f} to {loss_after:.4f}."
-        )
+        change = f"from {before.passes} to {after.passes} core passes" if only_passes else f"to {after}"
+        self.display.print(f"step {self.step:,}: grown {change}.")
 
     def _reload_grown(self, stage: int) -> None:
         """Load the checkpoint saved just before growth into the grown network, with new owners.
@@ -465,11 +464,15 @@ class Trainer:
         self._prepare_steps()
 
     def _loss_at_growth(self, passes: int) -> float:
-        """The loss of a few validation windows with the network as it is now."""
+        """The loss of a few validation windows with the network as it is now.
+
+        A stop waits: a checkpoint of this step holds the network before growth.
+        """
         section = next(iter(self.validation.sections.values()))
         few = section[0], min(section[1], section[0] + GROWTH_WINDOWS)
         reduce = self.world.all_reduce_ if self.world.size > 1 else None
-        return mean_loss(self.network, self._validation_batches(few), passes, sum_over_ranks=reduce).loss
+        batches = self._validation_batches(few, may_stop=False)
+        return mean_loss(self.network, batches, passes, sum_over_ranks=reduce).loss
 
     def _wait_for_weights(self) -> None:
         """Wait for weights that still arrive from other ranks."""
@@ -548,12 +551,14 @@ class Trainer:
         passes = int(self.schedule.eval_passes[max(0, self.step - 1)])
         self.samples.sample(self.step, self.network, passes, self.optimizer)
 
-    def _validation_batches(self, section: tuple[int, int]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _validation_batches(
+        self, section: tuple[int, int], *, may_stop: bool = True
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """This rank's batches of some windows; a single process obeys a stop signal between them."""
         world, done = self.world, 0
         rows = -(-self.accumulator.micro_batch * self.network.shape.context // self.spec.shape.context)
         for inputs, targets in self.validation.batches(rows, world.rank, world.size, section):
-            if self.stop_signals.signal and world.size == 1:
+            if may_stop and self.stop_signals.signal and world.size == 1:
                 if self.step < self.spec.steps:  # after the last step the final checkpoint exists
                     self._save("regular", wait=True)
                 raise Interrupted(self.stop_signals.signal, self.step)
