@@ -248,7 +248,7 @@ class PlannedRun:
     @property
     def stage_flops(self) -> tuple[Flops, ...]:
         """Expected FLOPs per token in each stage."""
-        return tuple(mean_flops_per_token(self.arm, self.shape, one.schedule) for one in self.stages)
+        return tuple(mean_flops_per_token(one.arm, one.shape, one.schedule) for one in self.stages)
 
     @property
     def flops(self) -> Flops:

@@ -27,7 +27,9 @@ def growth_target(context: StudyContext, *, arms: Arms = ()) -> Study:
 
     At the base size and tokens, each target's growth step is chosen so that all targets spend the same
     compute: a larger target is used for a smaller fraction of the tokens. Fixed passes are run as controls.
-    An arm that grows along another axis starts at 2/target of its size instead. The best target has the lowest loss on average over budgets; targets that the scatter over budgets cannot
+    An arm that grows along another axis starts at 2/target of its size instead.
+
+    The best target has the lowest loss on average over budgets; targets that the scatter over budgets cannot
     tell from it tie. A budget without a finished growing run does not count.
     """
     arm = find_one_arm(find_growing_arms(arms or ("loop-grow",), "growth-target"), "growth-target")

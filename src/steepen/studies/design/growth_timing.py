@@ -84,7 +84,7 @@ def _report(draft: Draft, context: StudyContext, arm: Arm, cells: Cells) -> Opti
 
 
 def _at_optimum(context: StudyContext, arm: Arm, one: Optimum) -> Optimum:
-    """With the compute-active expansion E_ρ*/E_2, those of no and of all tokens after growth, and TPP at ρ*."""
+    """With the compute-active expansion E_ρ*/E_2, those of ρ = 0 and ρ = 1, and TPP at ρ*."""
     first, grown = relative_costs(arm, arm.shape(one["depth"], context.size_rule), arm.passes)
     expansion = first + one.x * (grown - first)
     return one.plus(
