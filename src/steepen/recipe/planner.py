@@ -10,7 +10,7 @@ from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.model.shape import SizeRule
-from steepen.recipe.flops import compute_active_parameters
+from steepen.recipe.flops import compute_active_parameters, flops_per_token
 from steepen.recipe.hardware import Accelerator, find_accelerator
 from steepen.recipe.memory import (
     automatic_micro_batch,
@@ -315,7 +315,8 @@ def _warnings(
             f"at d{depth} it is extrapolated."
         )
     tpp = planned.tokens / planned.recipe_parameters
-    growth = planned.flops.matrix / planned.tokens / planned.stage_flops[0].matrix  # 1 if nothing grows
+    without = flops_per_token(planned.arm, planned.shape, planned.schedule.initial).matrix
+    growth = planned.flops.matrix / planned.tokens / without  # 1 if nothing grows
     if abs(math.log(tpp * growth / recipe.tpp)) > math.log(1.25):
         found.append(
             f"{tpp * growth:.3g} tokens per parameter (at the initial cost) is over 25% from the recipe's "
