@@ -79,7 +79,9 @@ def random_run(tmp_path_factory: pytest.TempPathFactory, tiny_data: Dataset) -> 
         generator = torch.Generator().manual_seed(0)
         weights = {
             name: torch.randn(parameter.shape, generator=generator) * 2 * parameter.shape[-1] ** -0.5
-            for name, parameter in build_network(spec, 0, passes).named_parameters()
+            for name, parameter in build_network(
+                spec, spec.network_after(spec.steps), passes
+            ).named_parameters()
         }
         return write_run(
             tmp_path_factory.mktemp("random") / spec.hash,
