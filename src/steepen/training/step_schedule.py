@@ -145,5 +145,6 @@ def build_schedule(spec: RunSpec) -> StepSchedule:
         growth_steps=grows.tolist(),
     )
     stop = spec.steps
-    columns = (factors, passes, grown, evaluated, network)
-    return StepSchedule(*(column[:stop] for column in columns), networks)
+    return StepSchedule(
+        factors[:stop], passes[:stop], grown[:stop], evaluated[:stop], network[:stop], networks
+    )
