@@ -12,7 +12,9 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "steepen"
 # Modules that describe a network without torch.
-MODEL_CONFIG = {"model.shape", "model.arm", "model.arms", "model.block_options", "model.config"}
+MODEL_CONFIG = {
+    *("model.shape", "model.stages", "model.arm", "model.arms", "model.block_options", "model.config"),
+}
 OPTIM_CONFIG = {"optim.config"}
 # The place of a process and the owners of parameters, without torch.
 DISTRIBUTED_CONFIG = {"distributed.environment", "distributed.owners"}

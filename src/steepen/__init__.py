@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from steepen.errors import SteepenError as SteepenError
     from steepen.errors import UsageError as UsageError
     from steepen.model.arm import Arm as Arm
-    from steepen.model.arm import PassSchedule as PassSchedule
+    from steepen.model.stages import PassSchedule as PassSchedule
     from steepen.requests.arms import arms as arms
     from steepen.requests.arms import best_passes as best_passes
     from steepen.requests.data import prepare as prepare
@@ -74,7 +74,8 @@ _LAZY = {
     "open_runs": "steepen.results.runs",
     **dict.fromkeys(("generate", "export", "import_model"), "steepen.requests.models"),
     **dict.fromkeys(("pack", "unpack"), "steepen.requests.report"),
-    **dict.fromkeys(("Arm", "PassSchedule"), "steepen.model.arm"),
+    "Arm": "steepen.model.arm",
+    "PassSchedule": "steepen.model.stages",
     **dict.fromkeys(("SteepenError", "UsageError"), "steepen.errors"),
 }
 __all__ = [  # noqa: RUF022  (in the order of the docstring)

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steepen.errors import UsageError
-from steepen.model.arm import PassSchedule
 from steepen.model.arms import ARMS, find_arm
 from steepen.model.config import ModelOptions
 from steepen.model.shape import SizeRule
+from steepen.model.stages import PassSchedule
 from steepen.recipe.flops import compute_active_parameters, flops_per_token, stored_parameters
 from steepen.recipe.growth_law import TIED_GROWTH, UNTIED_GROWTH
 from steepen.recipe.hyperparameters import Hyperparameters

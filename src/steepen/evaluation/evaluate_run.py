@@ -154,7 +154,7 @@ def measure(
     from steepen.evaluation.validation_loss import measure_test_time_passes, validate
 
     spec, passes, network = run.spec, run.passes, run.network
-    context = spec.shape.context
+    context = network.shape.context
     available = max(context, dataset.validation_tokens // (context + 1) * context)
     tokens = max(context, options.validation_tokens or min(spec.validation_tokens, available))
     validation = ValidationSet(dataset, context, tokens)

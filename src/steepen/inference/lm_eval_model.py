@@ -51,7 +51,7 @@ def as_transformers(run: LoadedRun, passes: Any = None) -> tuple[Any, Any]:
         bos_token=own.end_text,
         eos_token=own.end_text,
         pad_token=own.end_text,
-        model_max_length=run.spec.shape.context,
+        model_max_length=run.network.shape.context,
     )
     return model.eval(), tokenizer
 
@@ -82,7 +82,7 @@ class SteepenLM(HFLM):
             pretrained=model,
             tokenizer=tokenizer,
             backend="causal",
-            max_length=loaded.spec.shape.context,
+            max_length=loaded.network.shape.context,
             batch_size=batch_size,
             max_batch_size=max_batch_size,
             add_bos_token=True,

@@ -20,10 +20,11 @@ from typing import Any, Literal
 import yaml
 
 from steepen.errors import UsageError, nearest, require
-from steepen.model.arm import OWN_CODE, Arm, PassSchedule
+from steepen.model.arm import OWN_CODE, Arm, StageNetwork
 from steepen.model.block_options import BlockOptions
 from steepen.model.config import ModelOptions
 from steepen.model.shape import Shape
+from steepen.model.stages import PassSchedule
 from steepen.optim.config import LRScheduleConfig, OptimizerConfig
 from steepen.recipe.flops import FlopCount, run_flops, stage_fractions, stage_starts
 from steepen.recipe.hyperparameters import Hyperparameters, full_name
@@ -123,6 +124,9 @@ class RunSpec(Checked):
             f"such that a token passes through at most {MAX_EXECUTED:,} blocks, not {executed:,}",
         )
         stage_fractions(self.schedule)  # raises if a stage has no start
+        blocks = self.shape.allocation.blocks
+        require(blocks >= 1, "RunSpec", "blocks", blocks, "at least one at the end of the run")
+        self.arm.networks(self.shape, self.schedule)  # raises if one cannot grow to the next
         require(self.version == SPEC_VERSION, "RunSpec", "version", self.version, f"{SPEC_VERSION}")
 
     @staticmethod
@@ -155,9 +159,32 @@ class RunSpec(Checked):
         """Length of the schedules: the run's own, or of the longer run whose first steps it takes."""
         return self.schedule_steps or self.steps
 
+    @functools.cached_property
+    def networks(self) -> tuple[tuple[int, StageNetwork], ...]:
+        """The networks of the run, each with its first step; a stage of no step has none.
+
+        The first is that of the first stage: a run whose second stage begins at step 0 grows before it.
+        """
+        found: list[tuple[int, StageNetwork]] = []
+        starts = stage_starts(self.schedule, self.planned_steps)
+        for start, network in zip(starts, self.arm.networks(self.shape, self.schedule), strict=True):
+            if found and found[-1][0] == start and start > 0:
+                found.pop()
+            if not found or found[-1][1] != network:
+                found.append((start, network))
+        return tuple(found)
+
+    def network_at(self, step: int) -> int:
+        """Which of `networks` takes step `step`, from 0."""
+        return max(index for index, (start, _) in enumerate(self.networks) if start <= step)
+
+    def network_after(self, steps: int) -> int:
+        """Which of `networks` there is after so many steps: it grows only before the next one."""
+        return self.network_at(steps - 1) if steps else 0
+
     @property
     def branch_point(self) -> int:
-        """Steps before the learning rate begins to fall or the passes change: those of the run's trunk."""
+        """Steps before the learning rate begins to fall or the network grows: those of the run's trunk."""
         steps, named = self.planned_steps, self.lr_schedule
         wsd = named.name == "wsd"
         stable = steps - round(self.hyperparameters.warmdown_fraction * steps) if wsd else 0

@@ -14,9 +14,10 @@ from typing import Any, TypeAlias
 
 from steepen.errors import SteepenError, UsageError, require_positive
 from steepen.laws.analysis import MethodChoice
-from steepen.model.arm import Arm, PassSchedule
+from steepen.model.arm import Arm
 from steepen.model.arms import ARMS, find_arm
 from steepen.model.shape import SizeRule
+from steepen.model.stages import PassSchedule
 from steepen.optim.config import OptimizerConfig
 from steepen.recipe.flops import flops_per_token, recipe_parameters
 from steepen.recipe.recipe import PlannedRun, Recipe

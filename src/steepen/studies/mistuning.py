@@ -20,9 +20,8 @@ import numpy as np
 from scipy import stats
 
 from steepen.laws.arrays import Array
-from steepen.runs.metrics import read_metrics
 from steepen.runs.record import RunRecord
-from steepen.runs.store import RunDirectory
+from steepen.runs.store import RunDirectory, read_metrics
 
 Scatter = tuple[float, float, float]
 Kind = Literal["rate", "drift", "spike", "decay", "edge"]

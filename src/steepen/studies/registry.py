@@ -164,7 +164,7 @@ STUDIES: dict[str, StudyEntry] = {
             "ablations", f"{_PACKAGE}.ladders.ablations:ablations",
             "Which design choices account for the gains?", "parts rungs seeds", adaptive=True,
             parts=("operator", "allocation", "shape", "width-only", "width-and-depth", "optimizer", "growth",
-                   "random", "hyperparameters", "constant"),
+                   "axes", "random", "hyperparameters", "constant"),
         ),
         StudyEntry(
             "extrapolate", f"{_PACKAGE}.ladders.extrapolate:extrapolate",

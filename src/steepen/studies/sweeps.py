@@ -9,7 +9,7 @@ no law, which its arbitrary distance would bias.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,11 +27,15 @@ from steepen.utils.rows import Rows
 def growth_sweep_run(context: StudyContext, arm: Arm, depth: int, flops: float, rho: float) -> Plan:
     """A run of a sweep over ρ at fixed compute, and the ρ it has: growth starts at a whole step.
 
-    ρ = 0 is the arm that the growing one starts as, under the growing arm's recipe.
+    ρ = 0 is the network that the growing one starts as, under the growing arm's recipe.
     """
     recipe = context.recipe(arm)
     if rho == 0:
-        return context.run_at_flops(recipe, starting_arm(arm), depth, flops), {"rho": 0.0}
+        start = starting_arm(arm)
+        if arm.passes.axes != ("passes",):
+            first = replace(arm.passes, stages=arm.passes.stages[:1])
+            start = replace(arm, name=f"{arm.name}-start", passes=first)
+        return context.run_at_flops(recipe, start, depth, flops), {"rho": 0.0}
     run = context.run_at_flops(recipe, arm, depth, flops, rho)
     return run, {"rho": 1 - (run.growth_step or 0) / run.steps}
 

@@ -57,11 +57,13 @@ class MetricsFile:
             print_message(
                 f"{path} has {damaged:,} damaged {'line' if damaged == 1 else 'lines'}, now dropped."
             )
-        kept: dict[tuple[int, bool], dict[str, Any]] = {}
+        kept: dict[tuple[int, str], dict[str, Any]] = {}
         for line in lines:
-            trained = "loss" in line
-            if line["step"] <= step and (trained or line["step"] in scored):
-                kept[line["step"], trained] = line
+            kind = next((kind for kind in ("loss", "growth_loss_after") if kind in line), "validation")
+            # Growth comes after the checkpoint of its step, and is repeated from there.
+            last = step - 1 if kind == "growth_loss_after" else step
+            if line["step"] <= last and (kind != "validation" or line["step"] in scored):
+                kept[line["step"], kind] = line
         write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept.values()))
         self.losses = [line["loss"] for line in kept.values() if "loss" in line]
         self.file = open(path, "a", encoding="utf-8", opener=open_without_links)  # noqa: SIM115
@@ -116,7 +118,7 @@ class MetricBuffer:
         self.spec, self.schedule, self.peak, self.timer = spec, schedule, peak, timer
         self.metrics, self.trackers, self.display = sinks
         self.writer, self.world = writer, world or World()
-        self.cumulative_flops = schedule.cumulative_flops(spec.arm, spec.shape, spec.batch_tokens)
+        self.cumulative_flops = schedule.cumulative_flops(spec.batch_tokens)
         self.pending: list[tuple[int, Tensor, Tensor]] = []
         self.data_seconds = 0.0  # spent waiting for batches since the last drain
         self.checkpoint_seconds = 0.0  # for which training has stood still to save, since the last drain

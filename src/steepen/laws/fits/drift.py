@@ -99,9 +99,9 @@ class AffineLaw:
         """X_ρ*/X_2 = TPP/(a·TPP + b): FLOPs per token at the best transition ÷ without growth."""
         return tpp / (self.a * tpp + self.b)
 
-    def growth_fraction(self, tpp: float, full_expansion: float) -> float:
-        """ρ* = (X_ρ/X_2 − 1)/(X_4/X_2 − 1), with `full_expansion` = X_4/X_2."""
-        return (self.expansion(tpp) - 1) / (full_expansion - 1)
+    def growth_fraction(self, tpp: float, full_expansion: float, first_expansion: float = 1.0) -> float:
+        """ρ* = (X_ρ/X_2 − 1)/(X_4/X_2 − 1), with `full_expansion` = X_4/X_2; 1 is the cost before growth."""
+        return (self.expansion(tpp) - first_expansion) / (full_expansion - first_expansion)
 
 
 def fit_affine(x: Array, y: Array, confidence: float = 0.90) -> AffineLaw:
