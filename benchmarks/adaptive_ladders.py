@@ -1,0 +1,196 @@
+"""Ladders that are run until their question is decided, against fixed ones of equal power; and a replay.
+
+    python benchmarks/adaptive_ladders.py [draws]             # all
+    python benchmarks/adaptive_ladders.py [draws] simulated   # known truth, by scale, noise and truth
+    python benchmarks/adaptive_ladders.py replayed            # the authors' 58 runs, bought one by one
+
+`jobs=2` uses that many processes. The lack of fit of a rung is drawn once: further seeds do not change it.
+The effect that is asked for is the one that the fixed ladder finds with a power of .9, by simulation.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache, partial
+from itertools import combinations
+
+import numpy as np
+from laws_calibration import RULE, VANILLA, Law, Scenario, fit_without_outliers, judge, simulate
+
+from steepen.laws.arrays import Array
+from steepen.laws.ladder import Ladder, make_ladder, read_ladders
+from steepen.laws.next_runs import Offer
+from steepen.laws.stopping import Stopping, StoppingRule
+from steepen.laws.verdict.questions import p_values
+
+MAX_SEEDS = 5
+MINI: Law = (2.44, math.exp(0.0229) * (5.926e15 / 1e18) ** 0.21, 0.21)  # of a trained ladder at this scale
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A fixed ladder of two arms, and the noise of its runs."""
+
+    name: str
+    flops: tuple[float, ...]
+    seeds: int
+    law: Law
+    seed_sd: tuple[float, ...]  # at the fixed ladder's rungs
+    lack_of_fit: float
+    start: int = 4  # rungs, with two seeds each
+
+    @property
+    def cost(self) -> float:
+        """Of the fixed ladder."""
+        return 2 * self.seeds * sum(self.flops)
+
+    def scenario(self, factor: float) -> Scenario:
+        """The fixed ladder of an arm whose multiplier is 1.1 at the bottom and grows by a factor a decade."""
+        return Scenario(
+            self.name, np.array(self.flops), self.law, self.arm(1.1, factor), 1, (self.seeds,) * len(self.flops),
+            np.array(self.seed_sd), self.lack_of_fit,
+        )  # fmt: skip
+
+    def arm(self, multiplier: float, factor: float) -> Law:
+        """The law of an arm with a multiplier at the bottom rung, and its growth per decade."""
+        e, a, gamma = self.law
+        steeper = gamma * (1 + math.log(factor) / math.log(10))
+        low = self.flops[0]
+        # The loss of the arm at low/multiplier is that of the reference at low.
+        return e, a * (low / 1e18) ** -gamma * (low / multiplier / 1e18) ** steeper, steeper
+
+
+def paper(name: str, sd: float, tau: float) -> Scale:
+    rungs = (3.252e17, 1.056e18, 2.925e18, 6.743e18, 1.4977e19, 3.060e19, 5.572e19, 1.0063e20)
+    return Scale(f"paper, {name}", rungs, 2, VANILLA, (sd,) * 8, tau)
+
+
+def mini(name: str, low: float, high: float, tau: float) -> Scale:
+    rungs = np.geomspace(8.8e13, 5.9e15, 8)
+    return Scale(f"mini, {name}", tuple(rungs.tolist()), 2, MINI, tuple(np.geomspace(low, high, 8).tolist()), tau)
+
+
+SCALES = (
+    paper("σ .002, τ .001", 2e-3, 1e-3),
+    paper("σ .002, τ .002", 2e-3, 2e-3),
+    mini("σ .005, τ .004", 5e-3, 5e-3, 4e-3),
+    mini("σ .05 to .005, τ .004", 5e-2, 5e-3, 4e-3),
+)
+
+
+@cache
+def asked_effect(scale: Scale, draws: int = 400) -> float:
+    """The growth per decade that the fixed ladder finds with a power of .9."""
+    low, high = 1.005, 2.0
+    for _ in range(9):
+        middle = math.sqrt(low * high)
+        tables = simulate(scale.scenario(middle), draws, np.random.default_rng(5))
+        found = p_values(judge(fit_without_outliers(tables), 1), RULE)
+        power = float((found.growth(0.05) == "grows").mean())
+        low, high = (low, middle) if power >= 0.9 else (middle, high)
+    return high
+
+
+@dataclass
+class World:
+    """Runs that can be bought: their losses follow the laws, with a scale's noise."""
+
+    scale: Scale
+    laws: dict[str, Law]
+    rng: np.random.Generator
+    runs: dict[str, list[tuple[float, float]]] = field(default_factory=dict[str, list[tuple[float, float]]])
+    off: dict[tuple[str, float], float] = field(default_factory=dict[tuple[str, float], float])
+    cost: float = 0.0
+
+    def buy(self, arm: str, flops: float) -> None:
+        """Make a run."""
+        e, a, gamma = self.laws[arm]
+        key = (arm, round(math.log(flops), 6))
+        if key not in self.off:
+            self.off[key] = self.scale.lack_of_fit * self.rng.standard_normal()
+        sd = math.exp(float(np.interp(math.log(flops), np.log(self.scale.flops), np.log(self.scale.seed_sd))))
+        loss = e + a * (flops / 1e18) ** -gamma + self.off[key] + sd * self.rng.standard_normal()
+        self.runs.setdefault(arm, []).append((flops, max(loss, 1e-6)))
+        self.cost += flops
+
+    def ladders(self) -> dict[str, Ladder]:
+        """The runs so far."""
+        found: dict[str, Ladder] = {}
+        for arm, runs in self.runs.items():
+            flops, loss = (np.array(part) for part in zip(*runs, strict=True))
+            found[arm] = make_ladder(arm, flops, loss)
+        return found
+
+    def offers(self) -> list[Offer]:
+        """Seeds of the fixed ladder's rungs and of those between them."""
+        rungs = np.array(self.scale.flops)
+        grid = np.sort(np.concatenate([rungs, np.sqrt(rungs[1:] * rungs[:-1])])).tolist()
+        found: list[Offer] = []
+        for arm in self.laws:
+            for flops in grid:
+                have = sum(abs(flops / one - 1) < 1e-6 for one, _ in self.runs.get(arm, ()))
+                if have < MAX_SEEDS:
+                    found.append(Offer(arm, flops, flops, MAX_SEEDS - have))
+        return found
+
+
+def one_ladder(seed: int, scale: Scale, laws: dict[str, Law], rule: StoppingRule) -> tuple[str, float, int, str]:
+    """The word, the cost, the looks and why it stopped, of a ladder that is run until it is decided."""
+    world = World(scale, laws, np.random.default_rng(seed))
+    for flops in scale.flops[: scale.start]:
+        for arm in laws:
+            for _ in range(2):
+                world.buy(arm, flops)
+    stopping = Stopping(rule)
+    while True:
+        look = stopping.look(world.ladders(), world.offers(), world.cost)
+        if not look.batch:
+            break
+        for offer in look.batch:
+            world.buy(offer.arm, offer.flops)
+    end = stopping.closed["arm"]
+    return end.word, world.cost, len(stopping.looks), str(end.closed)
+
+
+def simulated(draws: int, jobs: int) -> None:
+    """Error rates, power and cost by scale, noise and truth."""
+    print(f"\nRun until decided, question grows, {draws} draws each")
+    head = ("scale and noise", "truth", "asked", "false", "found", "FLOPs/fixed", "looks", "why it stopped")
+    print("{:<28}{:<12}{:>7}{:>7}{:>7}{:>12}{:>7}  {}".format(*head))
+    with ProcessPoolExecutor(jobs) as pool:
+        for scale, effect in zip(SCALES, pool.map(asked_effect, SCALES), strict=True):
+            rule = StoppingRule("reference", "grows", effect)
+            truths = {
+                "null": scale.law, "1.1x": scale.arm(1.1, 1.0), "grows": scale.arm(1.1, effect),
+                "grows 1.5x": scale.arm(1.1, effect**1.5),
+            }  # fmt: skip
+            for truth, law in truths.items():
+                laws = {"reference": scale.law, "arm": law}
+                work = partial(one_ladder, scale=scale, laws=laws, rule=rule)
+                found = list(pool.map(work, range(draws), chunksize=8))
+                words = [word for word, *_ in found]
+                right = {"grows"} if truth.startswith("grows") else {"constant"}
+                false = sum(word not in (*right, "undecided") for word in words) / draws
+                power = sum(word in right for word in words) / draws
+                cost = sum(cost for _, cost, *_ in found) / draws / scale.cost
+                looks = sum(one[2] for one in found) / draws
+                why = {reason: sum(one[3] == reason for one in found) for reason in {one[3] for one in found}}
+                ends = ", ".join(f"{reason} {count / draws:.2f}" for reason, count in sorted(why.items()))
+                print(
+                    f"{scale.name:<28}{truth:<12}{effect:7.3f}{false:7.3f}{power:7.3f}{cost:12.3f}{looks:7.1f}"
+                    f"  {ends}", flush=True,
+                )  # fmt: skip
+
+
+if __name__ == "__main__":
+    words = [word for word in sys.argv[1:] if word in ("simulated", "replayed")]
+    number = next((int(word) for word in sys.argv[1:] if word.isdigit()), 1000)
+    processes = next((int(word.removeprefix("jobs=")) for word in sys.argv[1:] if word.startswith("jobs=")), 1)
+    begun = time.perf_counter()
+    if "simulated" in words or not words:
+        simulated(number, processes)
+    print(f"\n{time.perf_counter() - begun:.0f} s")
