@@ -16,18 +16,17 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, partial
-from itertools import combinations
 
 import numpy as np
 from laws_calibration import RULE, VANILLA, Law, Scenario, fit_without_outliers, judge, simulate
 
-from steepen.laws.arrays import Array
-from steepen.laws.ladder import Ladder, make_ladder, read_ladders
+from steepen.laws.ladder import Ladder, make_ladder
 from steepen.laws.next_runs import Offer
 from steepen.laws.stopping import Stopping, StoppingRule
 from steepen.laws.verdict.questions import p_values
 
 MAX_SEEDS = 5
+FIRST_SEED = 1
 MINI: Law = (2.44, math.exp(0.0229) * (5.926e15 / 1e18) ** 0.21, 0.21)  # of a trained ladder at this scale
 
 
@@ -51,8 +50,8 @@ class Scale:
     def scenario(self, factor: float) -> Scenario:
         """The fixed ladder of an arm whose multiplier is 1.1 at the bottom and grows by a factor a decade."""
         return Scenario(
-            self.name, np.array(self.flops), self.law, self.arm(1.1, factor), 1, (self.seeds,) * len(self.flops),
-            np.array(self.seed_sd), self.lack_of_fit,
+            self.name, np.array(self.flops), self.law, self.arm(1.1, factor), 1,
+            (self.seeds,) * len(self.flops), np.array(self.seed_sd), self.lack_of_fit,
         )  # fmt: skip
 
     def arm(self, multiplier: float, factor: float) -> Law:
@@ -71,7 +70,9 @@ def paper(name: str, sd: float, tau: float) -> Scale:
 
 def mini(name: str, low: float, high: float, tau: float) -> Scale:
     rungs = np.geomspace(8.8e13, 5.9e15, 8)
-    return Scale(f"mini, {name}", tuple(rungs.tolist()), 2, MINI, tuple(np.geomspace(low, high, 8).tolist()), tau)
+    return Scale(
+        f"mini, {name}", tuple(rungs.tolist()), 2, MINI, tuple(np.geomspace(low, high, 8).tolist()), tau
+    )
 
 
 SCALES = (
@@ -138,7 +139,9 @@ class World:
         return found
 
 
-def one_ladder(seed: int, scale: Scale, laws: dict[str, Law], rule: StoppingRule) -> tuple[str, float, int, str]:
+def one_ladder(
+    seed: int, scale: Scale, laws: dict[str, Law], rule: StoppingRule
+) -> tuple[str, float, int, str]:
     """The word, the cost, the looks and why it stopped, of a ladder that is run until it is decided."""
     world = World(scale, laws, np.random.default_rng(seed))
     for flops in scale.flops[: scale.start]:
@@ -171,7 +174,7 @@ def simulated(draws: int, jobs: int) -> None:
             for truth, law in truths.items():
                 laws = {"reference": scale.law, "arm": law}
                 work = partial(one_ladder, scale=scale, laws=laws, rule=rule)
-                found = list(pool.map(work, range(draws), chunksize=8))
+                found = list(pool.map(work, range(FIRST_SEED, FIRST_SEED + draws), chunksize=8))
                 words = [word for word, *_ in found]
                 right = {"grows"} if truth.startswith("grows") else {"constant"}
                 false = sum(word not in (*right, "undecided") for word in words) / draws
@@ -189,8 +192,10 @@ def simulated(draws: int, jobs: int) -> None:
 if __name__ == "__main__":
     words = [word for word in sys.argv[1:] if word in ("simulated", "replayed")]
     number = next((int(word) for word in sys.argv[1:] if word.isdigit()), 1000)
-    processes = next((int(word.removeprefix("jobs=")) for word in sys.argv[1:] if word.startswith("jobs=")), 1)
+    processes = next(
+        (int(word.removeprefix("jobs=")) for word in sys.argv[1:] if word.startswith("jobs=")), 1
+    )
     begun = time.perf_counter()
     if "simulated" in words or not words:
-        simulated(number, processes)
+        simulated(number, jobs[0] if jobs else 1)
     print(f"\n{time.perf_counter() - begun:.0f} s")

@@ -86,7 +86,10 @@ class Looks:
     def _leaves(self, critical: float, information: float) -> float:
         """The probability, without an effect, of going on so far and then exceeding a critical value."""
         grid, mass, known = self._from
-        edge, step = critical * math.sqrt(information), math.sqrt(max(information - known, 1e-9 * information))
+        edge, step = (
+            critical * math.sqrt(information),
+            math.sqrt(max(information - known, 1e-9 * information)),
+        )
         return float(mass @ (special.ndtr((grid - edge) / step) + special.ndtr((-edge - grid) / step)))
 
     def p_value(self, p: float) -> float:

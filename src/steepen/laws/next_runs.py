@@ -8,17 +8,17 @@ and where it is correlated along a ladder, what rungs between rungs can: both ar
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 from scipy import special
 
-from steepen.errors import UsageError
 from steepen.laws.arrays import Array, Index
-from steepen.laws.ladder import MERGE_TOLERANCE, Ladder
+from steepen.laws.ladder import MERGE_TOLERANCE
 from steepen.laws.looks import needed_information
 from steepen.laws.model.laws import Laws
 from steepen.laws.model.table_fit import Contrast, Mixture
@@ -27,6 +27,7 @@ from steepen.laws.verdict.questions import Contrasts, contrasts
 
 Question = Literal["better", "grows"]
 QUESTIONS: tuple[Question, ...] = ("better", "grows")
+OPEN_WORDS = ("not resolved", "undecided")
 MAX_SEEDS = 5  # of a rung that are offered
 RUNGS_ABOVE = 2  # that are offered above a ladder
 WIDEST_GAP = 1.3  # rungs closer than this factor have none offered between them
@@ -39,7 +40,7 @@ PRIOR_FACTOR: dict[Question, float] = {"better": 1.5, "grows": 1.3}
 
 
 def effect_size(question: Question, factor: float, gamma: float) -> float:
-    """A compute multiplier (better), or its growth per decade (grows), in units of the question's contrast."""
+    """A compute multiplier (better), or its growth per decade (grows), in units of the contrast."""
     return math.log(factor) if question == "better" else abs(gamma) * math.log(factor) / math.log(10)
 
 
@@ -71,7 +72,7 @@ def table_offers(
     ratios = np.array(rungs[1:]) / np.array(rungs[:-1])
     ratio = max(float(np.median(ratios)), WIDEST_GAP)
     between = [
-        low * math.sqrt(high / low) for low, high in zip(rungs[:-1], rungs[1:], strict=True)
+        low * math.sqrt(high / low) for low, high in pairwise(rungs)
         if high > low * WIDEST_GAP
     ]  # fmt: skip
     above = [rungs[-1] * ratio**k for k in range(1, RUNGS_ABOVE + 1)]
@@ -226,7 +227,8 @@ class Forecast:
         precision = np.linalg.inv(covariance)
         leaning = precision @ self.columns[rows]
         normal = self.columns[rows].T @ leaning
-        scale = np.sqrt(np.maximum(np.diag(normal), 1e-300))
+        scale = np.sqrt(np.diag(normal))
+        scale = np.where(scale > 0, scale, 1.0)  # a column of zeros: E is held
         scaled = normal / scale[:, None] / scale + 1e-11 * np.eye(len(scale))
         return precision, leaning, np.linalg.inv(scaled) / scale[:, None] / scale
 
@@ -293,14 +295,12 @@ class Step:
     paid: float
 
 
-def settling_chance(
-    arm: OpenArm, question: Question, information: float, level: float, now: float | None = None
-) -> float:
+def settling_chance(arm: OpenArm, question: Question, information: float, level: float) -> float:
     """The chance that a test at `level` has an answer once the contrast has this information.
 
     The effect is as the table says, given the prior of `PRIOR_FACTOR`.
     """
-    known = arm.information if now is None else now
+    known = arm.information
     more = max(information - known, 0.0)
     total = known + more
     prior = effect_size(question, PRIOR_FACTOR[question], arm.gamma) ** -2
@@ -313,3 +313,166 @@ def settling_chance(
     if inside > 0:
         found += float(special.ndtr((inside - mean) / spread) - special.ndtr((-inside - mean) / spread))
     return min(found, 1.0)
+
+
+Advice = Literal["settled", "go on", "not worth going on"]
+AHEAD = (1, 3, 10)  # runs after which the chance of an answer is given
+ENOUGH, HOPELESS = 0.95, 0.10  # chances of an answer at which looking ahead ends, or is given up
+SHOWN = 10
+
+
+@dataclass(frozen=True)
+class NextRun:
+    """A run, what it does to the open questions, and what it costs.
+
+    `gain` is the fall of the contrasts' variances, the mean over the open arms; `gain_per_cost` that relative
+    to the best run's. `chance` is that of an answer right after it, for the arm that gains most. `what` is
+    `run`, or `sweep` for a rung whose learning rate should be swept again first.
+    """
+
+    what: Literal["run", "sweep"]
+    arm: str
+    flops: float
+    depth: int | None
+    new_rung: bool
+    cost: float
+    gain: float
+    gain_per_cost: float
+    chance: float
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Where the question about an arm stands, and the chance of an answer after further runs of the path.
+
+    `to_end` and `runs_to_end` are what is expected to be spent until there is an answer or it is given up.
+    """
+
+    arm: str
+    word: str
+    advice: Advice
+    p_value: float
+    chances: tuple[float, ...]  # after AHEAD runs
+    reachable: float  # the chance at the end of the path
+    runs_to_end: float
+    to_end: float
+
+
+@dataclass(frozen=True)
+class NextRuns:
+    """The next runs of a table, ranked, and the outlook of each arm."""
+
+    question: Question
+    reference: str
+    unit: str
+    level: float
+    arms: tuple[Outlook, ...]
+    ranked: tuple[NextRun, ...]
+    path: tuple[Offer, ...]  # the first runs of the cheapest way on, in order
+
+    @property
+    def advice(self) -> Advice:
+        """That of the table: go on while it is worth it for some arm."""
+        found = {one.advice for one in self.arms}
+        return "go on" if "go on" in found else "settled" if found <= {"settled"} else "not worth going on"
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A rung that may be mistuned: a sweep of its learning rate comes before further runs."""
+
+    arm: str
+    flops: float
+    reason: str
+    cost: float = 0.0
+    depth: int | None = None
+
+
+def choose_next(
+    judge: TableJudge,
+    question: Question,
+    offers: Sequence[Offer],
+    *,
+    words: Mapping[str, str],
+    levels: Mapping[str, float],
+    unit: str = "FLOPs",
+    budget: float = math.inf,
+    suspects: Sequence[Suspect] = (),
+) -> NextRuns:
+    """Rank the offers by what they do to the open arms, and look ahead along the cheapest path.
+
+    `words` are the answers so far and `levels` what each arm is tested at. A path counts an answer once: a
+    test after every run needs the levels of `stopping.py`.
+    """
+    found = [open_arm(judge, name, question) for name in words]
+    arms = [one for one in found if one is not None]
+    still = [one for one in arms if words[one.arm] in OPEN_WORDS]
+    settled = [
+        Outlook(
+            one.arm, words[one.arm], "settled", float(one.mixture.p_value()[0]), (1.0,) * len(AHEAD), 1.0, 0.0, 0.0
+        )
+        for one in arms if one not in still
+    ]  # fmt: skip
+    if not still or not offers:
+        return NextRuns(question, judge.settings.reference, unit, judge.rule.level, tuple(settled), (), ())
+    own = {judge.settings.reference, *(one.arm for one in still)}
+    forecast = Forecast(judge, still, [one for one in offers if one.arm in own])
+    path = forecast.path(budget=budget)
+    outlooks = [
+        _outlook(one, question, words[one.arm], levels[one.arm], [step.information[i] for step in path], path)
+        for i, one in enumerate(still)
+    ]
+    after = forecast.after_each(np.arange(forecast.count), forecast.runs)
+    gains = (1 - forecast.now / np.maximum(after, forecast.now)).mean(axis=1)
+    rates = gains / np.maximum(forecast.cost, 1e-300)
+    order = [i for i in np.argsort(-rates).tolist() if gains[i] > 0 and forecast.cost[i] <= budget]
+    ranked = [NextRun("sweep", one.arm, one.flops, one.depth, False, one.cost, 0.0, 0.0, 0.0, one.reason)
+              for one in suspects]  # fmt: skip
+    for i in order[:SHOWN]:
+        offer = forecast.offers[i]
+        chance = max(
+            settling_chance(one, question, float(after[i, k]), levels[one.arm]) for k, one in enumerate(still)
+        )
+        relative = float(rates[i] / rates[order[0]])
+        ranked.append(
+            NextRun("run", offer.arm, offer.flops, offer.depth, offer.new_rung, offer.cost, float(gains[i]),
+                    relative, chance)
+        )  # fmt: skip
+    return NextRuns(
+        question, judge.settings.reference, unit, judge.rule.level,
+        tuple(sorted([*settled, *outlooks], key=lambda one: list(words).index(one.arm))),
+        tuple(ranked), tuple(step.offer for step in path[:SHOWN]),
+    )  # fmt: skip
+
+
+def _outlook(
+    arm: OpenArm, question: Question, word: str, level: float, information: Sequence[float], path: list[Step]
+) -> Outlook:
+    chances = np.maximum.accumulate(
+        [0.0, *(settling_chance(arm, question, float(one), level) for one in information)]
+    )
+    costs = np.diff([0.0, *(step.paid for step in path)])
+    end = next((k for k, chance in enumerate(chances) if chance >= ENOUGH), len(path))
+    goes_on = 1 - chances[:end]
+    reachable = float(chances[-1])
+    return Outlook(
+        arm.arm, word, "not worth going on" if reachable < HOPELESS else "go on",
+        float(arm.mixture.p_value()[0]),
+        tuple(float(chances[min(k, len(path))]) for k in AHEAD), reachable,
+        float(goes_on.sum()), float(goes_on @ costs[:end]),
+    )  # fmt: skip
+
+
+def runs_for_power(
+    judge: TableJudge, arm: str, question: Question, effect: float, goal: float, level: float
+) -> tuple[tuple[Step, ...], float]:
+    """The cheapest further runs that find an effect with power `goal`, and the power they reach."""
+    one = open_arm(judge, arm, question)
+    if one is None:
+        return (), 0.0
+    forecast = Forecast(judge, [one], table_offers(judge, [arm]))
+    path = forecast.path(target=np.array([needed_information(effect, level, goal)]))
+    known = float(path[-1].information[0]) if path else one.information
+    edge = float(special.ndtri(1 - level / 2))
+    return tuple(path), float(special.ndtr(effect * math.sqrt(known) - edge))

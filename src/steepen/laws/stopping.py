@@ -1,7 +1,7 @@
 """A ladder that is run until its question is decided: when to stop, and which runs to make next.
 
-After every batch there is a look: the table is fitted, every open arm is tested at the level that its look may
-spend (`looks.py`), and the next batch is the cheapest that brings the information to the next look
+After every batch there is a look: the table is fitted, every open arm is tested at the level that its look
+may spend (`looks.py`), and the next batch is the cheapest that brings the information to the next look
 (`next_runs.py`). Words, p-values and intervals of a look hold for a ladder that stops there.
 """
 
@@ -161,7 +161,8 @@ class Stopping:
         test = self._test(arm)
         nominal = test.look(arm.information, level, last=last)
         p, estimate = float(arm.mixture.p_value()[0]), arm.estimate
-        outside = float(arm.mixture.p_outside(arm.equivalence)[0])
+        effect = effect_size(self.rule.question, self.rule.effect, arm.gamma)
+        outside = float(arm.mixture.p_outside(min(arm.equivalence, effect))[0])
         words = ("better", "worse", "no difference", "not resolved")
         if self.rule.question == "grows":
             words = ("grows", "shrinks", "constant", "undecided")
@@ -170,7 +171,6 @@ class Stopping:
             word = words[0] if estimate > 0 else words[1]
         elif outside < nominal:
             word = words[2]
-        effect = effect_size(self.rule.question, self.rule.effect, arm.gamma)
         chance = test.conditional_power(p, estimate, effect, level, min(test.maximum, reach))
         closed: Reason | None = None
         if word != words[3]:
