@@ -192,9 +192,7 @@ def simulated(draws: int, jobs: int) -> None:
 if __name__ == "__main__":
     words = [word for word in sys.argv[1:] if word in ("simulated", "replayed")]
     number = next((int(word) for word in sys.argv[1:] if word.isdigit()), 1000)
-    processes = next(
-        (int(word.removeprefix("jobs=")) for word in sys.argv[1:] if word.startswith("jobs=")), 1
-    )
+    jobs = [int(word.removeprefix("jobs=")) for word in sys.argv[1:] if word.startswith("jobs=")]
     begun = time.perf_counter()
     if "simulated" in words or not words:
         simulated(number, jobs[0] if jobs else 1)

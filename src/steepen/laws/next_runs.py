@@ -255,7 +255,9 @@ class Forecast:
             variance += noise.weight * np.maximum(
                 before - (lean @ self.gradients) ** 2 / total[:, None], 1e-12 * before
             )
-        return self.scale / np.maximum(variance, 1e-300)
+        # Unknown noise counts less with every run: the part of the scale that is due to it fades.
+        fading = self.runs.sum() / (runs.sum() + 1)
+        return self.scale**fading / np.maximum(variance, 1e-300)
 
     def path(
         self, *, target: Array | None = None, budget: float = math.inf, steps: int = MAX_STEPS
@@ -409,11 +411,10 @@ def choose_next(
     arms = [one for one in found if one is not None]
     still = [one for one in arms if words[one.arm] in OPEN_WORDS]
     settled = [
-        Outlook(
-            one.arm, words[one.arm], "settled", float(one.mixture.p_value()[0]), (1.0,) * len(AHEAD), 1.0, 0.0, 0.0
-        )
-        for one in arms if one not in still
-    ]  # fmt: skip
+        Outlook(one.arm, words[one.arm], "settled", _p(one), (1.0,) * len(AHEAD), 1.0, 0.0, 0.0)
+        for one in arms
+        if one not in still
+    ]
     if not still or not offers:
         return NextRuns(question, judge.settings.reference, unit, judge.rule.level, tuple(settled), (), ())
     own = {judge.settings.reference, *(one.arm for one in still)}
@@ -446,6 +447,10 @@ def choose_next(
     )  # fmt: skip
 
 
+def _p(arm: OpenArm) -> float:
+    return float(arm.mixture.p_value()[0])
+
+
 def _outlook(
     arm: OpenArm, question: Question, word: str, level: float, information: Sequence[float], path: list[Step]
 ) -> Outlook:
@@ -458,7 +463,7 @@ def _outlook(
     reachable = float(chances[-1])
     return Outlook(
         arm.arm, word, "not worth going on" if reachable < HOPELESS else "go on",
-        float(arm.mixture.p_value()[0]),
+        _p(arm),
         tuple(float(chances[min(k, len(path))]) for k in AHEAD), reachable,
         float(goes_on.sum()), float(goes_on @ costs[:end]),
     )  # fmt: skip

@@ -32,8 +32,13 @@ from steepen.laws.verdict.judge import TableJudge, fit_ladders
 from steepen.laws.verdict.questions import DecisionRule
 
 STEP = 0.2  # of the planned information, from one look to the next
+MAX_GROWTH = 0.5  # of the cost so far, which a batch may add: a forecast from few runs may be far off
 # Of the information that a single test would need: for the looks, giving up, and noise that is estimated.
 INFLATION = 1.15
+MIN_LEVEL = 1e-6  # of intervals after looks that spent nothing
+# Of the level, which tests are made at: p-values of few runs that happen to scatter little are too small, and
+# a ladder that stops there keeps them. With all of it, 8% of simulated claims were false.
+SHARE = 0.6
 Reason = Literal["decided", "no effect of this size", "out of reach", "budget", "no further runs"]
 
 
@@ -117,7 +122,7 @@ class Stopping:
         found = [open_arm(judge, name, rule.question) for name in names if name not in self.closed]
         arms = [one for one in found if one is not None]
         claimed = sum(one.closed == "decided" for one in self.closed.values())
-        level = rule.level / max(len(names) - claimed, 1)  # Holm: what is decided hands on its share
+        level = SHARE * rule.level / max(len(names) - claimed, 1)  # Holm: what is decided hands on its share
         wanted = np.array([self._test(one).maximum for one in arms])
         own = {rule.reference, *(one.arm for one in arms)}
         forecast = Forecast(judge, arms, [one for one in offers if one.arm in own])
@@ -138,6 +143,8 @@ class Stopping:
                 path = forecast.path(target=wanted[still], budget=rule.budget - spent)
             target = np.minimum(forecast.now + STEP * wanted[still], wanted[still])
             for step in path:
+                if batch and step.paid > MAX_GROWTH * spent:
+                    break
                 batch.append(step.offer)
                 if (step.information >= target).all():
                     break
@@ -146,6 +153,12 @@ class Stopping:
         self.looks.append(look)
         return look
 
+    @property
+    def level(self) -> float:
+        """The level of single tests and intervals that accounts for all looks: the strictest of the arms'."""
+        found = [one.nominal for one in self.closed.values() if one.nominal > 0]
+        return min(found, default=MIN_LEVEL)
+
     def _test(self, arm: OpenArm) -> Looks:
         """The looks at an arm; its planned information is fixed by its first one."""
         if arm.arm not in self._tests:
@@ -153,7 +166,7 @@ class Stopping:
             count = len(self.judge.ladders) - 1
             effect = effect_size(self.rule.question, self.rule.effect, arm.gamma)
             self._tests[arm.arm] = Looks(
-                needed_information(effect, self.rule.level / count, self.rule.power, INFLATION)
+                needed_information(effect, SHARE * self.rule.level / count, self.rule.power, INFLATION)
             )
         return self._tests[arm.arm]
 
@@ -181,7 +194,7 @@ class Stopping:
             closed = "budget" if math.isfinite(self.rule.budget) else "no further runs"
         elif chance < MIN_CONDITIONAL_POWER:
             closed = "out of reach" if reach < test.maximum else "no effect of this size"
-        low, high = arm.mixture.interval(1 - nominal if nominal > 0 else 1 - 1e-9)
+        low, high = arm.mixture.interval(1 - max(nominal, MIN_LEVEL))
         return ArmLook(
             arm.arm, word, estimate, (float(low[0]), float(high[0])),
             min(test.information[-1] / test.maximum, 1.0), nominal, p, test.p_value(p), chance, closed,

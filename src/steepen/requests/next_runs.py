@@ -82,10 +82,11 @@ class Next(ReadsTable, Request[NextResult]):
                 for offer in table_offers(analysis.judge, arms, highest=self.highest)
             ]
             which = 0 if self.question == "better" else 1
+            verdicts = {arm: analysis.verdicts[arm] for arm in arms}
             found = choose_next(
                 analysis.judge, self.question, offers, unit=unit,
-                words={arm: (analysis.verdicts[arm].better, analysis.verdicts[arm].growth)[which] for arm in arms},
-                levels={arm: analysis.verdicts[arm].levels[which] for arm in arms},
+                words={arm: (one.better, one.growth)[which] for arm, one in verdicts.items()},
+                levels={arm: one.levels[which] for arm, one in verdicts.items()},
                 budget=float("inf") if self.budget is None else self.budget,
             )  # fmt: skip
         return NextResult(found, analysis.warnings).with_problems(table.problems)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from steepen.laws.next_runs import NextRuns
 
 QUESTIONS = {"better": "Is the arm better in the common range?", "grows": "Does the gain grow with compute?"}
+WORDS = {"sweep": "re-sweep the rate", "rung": "new rung", "seed": "another seed"}
 STYLES = {"settled": "bold green", "go on": "bold", "not worth going on": "yellow"}
 
 
@@ -34,7 +35,7 @@ class NextRow:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NextResult(Result):
-    """The next runs, ranked: `found` has them, the path that is looked ahead along, and each arm's outlook."""
+    """The next runs, ranked: `found` has them, the path they begin, and each arm's outlook."""
 
     found: NextRuns
     notes: tuple[str, ...] = ()
@@ -49,7 +50,7 @@ class NextResult(Result):
         """One row per run, best first."""
         return [
             NextRow(
-                "re-sweep the rate" if run.what == "sweep" else "new rung" if run.new_rung else "another seed",
+                WORDS["sweep" if run.what == "sweep" else "rung" if run.new_rung else "seed"],
                 run.arm, run.flops, run.depth, run.cost, run.gain, run.gain_per_cost, run.chance,
             )
             for run in self.found.ranked
@@ -79,7 +80,7 @@ class NextResult(Result):
         ]
         yield table_of(
             found.arms, columns, "Chance of an answer",
-            f"at level {found.level:.2g}, along the cheapest path; ever: after all runs that are looked ahead",
+            f"at level {found.level:.2g}, along the cheapest path; ever: at its end",
         )  # fmt: skip
         given_up = [one.arm for one in found.arms if one.advice == "not worth going on"]
         if given_up:
