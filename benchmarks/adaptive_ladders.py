@@ -16,17 +16,22 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import combinations
 
 import numpy as np
 from laws_calibration import RULE, VANILLA, Law, Scenario, fit_without_outliers, judge, simulate
 
-from steepen.laws.ladder import Ladder, make_ladder
-from steepen.laws.next_runs import Offer
+import steepen
+from steepen.laws.clean_table import Cleaning, clean
+from steepen.laws.ladder import Ladder, make_ladder, read_ladders
+from steepen.laws.next_runs import Offer, Question
 from steepen.laws.stopping import Stopping, StoppingRule
 from steepen.laws.verdict.questions import p_values
+from steepen.requests.tables import as_table
 
 MAX_SEEDS = 5
 FIRST_SEED = 1
+REPLAY_EFFECT: dict[Question, float] = {"better": 1.1, "grows": 1.05}
 MINI: Law = (2.44, math.exp(0.0229) * (5.926e15 / 1e18) ** 0.21, 0.21)  # of a trained ladder at this scale
 
 
@@ -189,6 +194,56 @@ def simulated(draws: int, jobs: int) -> None:
                 )  # fmt: skip
 
 
+def replayed(jobs: int) -> None:
+    """The full table's answers for arms that are claims there, from every starting pair of rungs."""
+    ladders = read_ladders(clean(as_table("paper:fineweb"), Cleaning()))
+    full = steepen.fit("paper:fineweb", reference="vanilla", method="joint", draws=100).verdicts
+    pairs = list(combinations(range(min(len(one.flops) for one in ladders.values())), 2))
+    print("\nThe authors' runs, bought one by one, from every starting pair of rungs of all eight arms")
+    print(
+        f"{'question':<10}{'arm':<20}{'full table':<12}{'same':>7}{'other':>7}{'FLOPs/full':>12}{'without top':>13}"
+    )
+    for question in ("better", "grows"):
+        with ProcessPoolExecutor(jobs) as pool:
+            found = list(pool.map(partial(replay, ladders=ladders, question=question), pairs))
+        below = [cost for (_, top), (_, cost) in zip(pairs, found, strict=True) if top < pairs[-1][1]]
+        for name, verdict in full.items():
+            word = verdict.better if question == "better" else verdict.growth
+            if word in ("constant", "undecided", "not resolved"):
+                continue
+            given = [words.get(name, "undecided") for words, _ in found]
+            same = sum(one == word for one in given) / len(found)
+            other = sum(one not in (word, "undecided", "not resolved") for one in given) / len(found)
+            print(f"{question:<10}{name:<20}{word:<12}{same:7.2f}{other:7.2f}")
+        print(f"{question:<56}{np.mean([cost for _, cost in found]):12.2f}{np.mean(below):13.2f}", flush=True)
+
+
+def replay(
+    start: tuple[int, int], ladders: dict[str, Ladder], question: Question
+) -> tuple[dict[str, str], float]:
+    """Words and the part of the FLOPs, from a starting pair of rungs; only measured runs can be bought."""
+    have: dict[str, list[int]] = {}
+    for name, one in ladders.items():  # a law needs this many rungs: the cheapest of the others
+        others = [k for k in range(len(one.flops)) if k not in start]
+        have[name] = [*start, *others[: (4 if name == "vanilla" else 3) - len(start)]]
+    total = sum(float(one.flops.sum()) for one in ladders.values())
+    stopping = Stopping(StoppingRule("vanilla", question, REPLAY_EFFECT[question], futility=0.0))
+    while True:
+        masks = {name: np.isin(np.arange(len(one.flops)), have[name]) for name, one in ladders.items()}
+        bought = {name: one.keep(masks[name]) for name, one in ladders.items()}
+        offers = [
+            Offer(name, flops, flops)
+            for name, one in ladders.items()
+            for flops in one.flops[~masks[name]].tolist()
+        ]
+        spent = sum(float(one.flops.sum()) for one in bought.values())
+        look = stopping.look(bought, offers, spent)
+        if not look.batch:
+            return {name: one.word for name, one in stopping.closed.items()}, spent / total
+        for offer in look.batch:
+            have[offer.arm].append(int(np.argmin(np.abs(np.log(ladders[offer.arm].flops / offer.flops)))))
+
+
 if __name__ == "__main__":
     words = [word for word in sys.argv[1:] if word in ("simulated", "replayed")]
     number = next((int(word) for word in sys.argv[1:] if word.isdigit()), 1000)
@@ -196,4 +251,6 @@ if __name__ == "__main__":
     begun = time.perf_counter()
     if "simulated" in words or not words:
         simulated(number, jobs[0] if jobs else 1)
+    if "replayed" in words or not words:
+        replayed(jobs[0] if jobs else 1)
     print(f"\n{time.perf_counter() - begun:.0f} s")

@@ -480,7 +480,7 @@ def test_power_of_a_table_lists_the_further_runs(tmp_path: Path, capsys: pytest.
     further = found.extension
     assert further.question == "better" and further.power.better >= 0.9 > found.power.better
     assert further.runs and all(count > 0 for _, count in further.runs)
-    words = ["power", "--table", str(tmp_path / "runs.csv"), "--reference", "base", "--draws", "200"]
+    words = ["power", "--from", str(tmp_path / "runs.csv"), "--reference", "base", "--draws", "200"]
     assert main(words) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "Further runs that would show that the arm is better or worse" in printed

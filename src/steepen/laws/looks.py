@@ -18,7 +18,6 @@ from steepen.laws.arrays import Array
 GRID = 301  # points of the density of a test that goes on
 WIDEST = 8.0  # critical values above this are no boundary
 MIN_STEP = 1e-3  # relative growth of the information below which a look spends nothing
-MIN_CONDITIONAL_POWER = 0.20  # of a planned effect, below which a question is given up
 
 
 def spent_level(fraction: float, level: float) -> float:

@@ -469,15 +469,28 @@ def _outlook(
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class FurtherRuns:
+    """The cheapest further runs that give a table power `goal` for an effect; `power` is what they reach.
+
+    No runs: it has it already.
+    """
+
+    question: Question
+    goal: float
+    power: float
+    path: tuple[Step, ...]
+
+
 def runs_for_power(
     judge: TableJudge, arm: str, question: Question, effect: float, goal: float, level: float
-) -> tuple[tuple[Step, ...], float]:
-    """The cheapest further runs that find an effect with power `goal`, and the power they reach."""
+) -> FurtherRuns:
+    """The cheapest further runs of an arm and the reference that find an effect of this size."""
     one = open_arm(judge, arm, question)
     if one is None:
-        return (), 0.0
+        return FurtherRuns(question, goal, 0.0, ())
     forecast = Forecast(judge, [one], table_offers(judge, [arm]))
-    path = forecast.path(target=np.array([needed_information(effect, level, goal)]))
+    path = forecast.path(target=np.array([needed_information(max(effect, 1e-12), level, goal)]))
     known = float(path[-1].information[0]) if path else one.information
     edge = float(special.ndtri(1 - level / 2))
-    return tuple(path), float(special.ndtr(effect * math.sqrt(known) - edge))
+    return FurtherRuns(question, goal, float(special.ndtr(effect * math.sqrt(known) - edge)), tuple(path))

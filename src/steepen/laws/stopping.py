@@ -18,7 +18,7 @@ from steepen.errors import UsageError
 from steepen.laws.distributions import Interval
 from steepen.laws.fits.compute_law import FitSettings
 from steepen.laws.ladder import Ladder, check_ladders
-from steepen.laws.looks import MIN_CONDITIONAL_POWER, Looks, needed_information
+from steepen.laws.looks import Looks, needed_information
 from steepen.laws.next_runs import (
     QUESTIONS,
     Forecast,
@@ -48,7 +48,8 @@ class StoppingRule:
 
     `effect` is the smallest compute multiplier (better), or its smallest growth per decade (grows), that is
     to be found with `power`. `level` is the family-wise error rate of the arms, `budget` the most that all
-    runs may cost, in the unit of the offers.
+    runs may cost, in the unit of the offers. A question is given up once the chance to find the effect is below
+    `futility`.
     """
 
     reference: str
@@ -57,6 +58,7 @@ class StoppingRule:
     level: float = 0.05
     power: float = 0.9
     budget: float = math.inf
+    futility: float = 0.2
 
     def __post_init__(self) -> None:
         if self.question not in QUESTIONS:
@@ -192,7 +194,7 @@ class Stopping:
             closed = "no effect of this size"
         elif last:
             closed = "budget" if math.isfinite(self.rule.budget) else "no further runs"
-        elif chance < MIN_CONDITIONAL_POWER:
+        elif chance < self.rule.futility:
             closed = "out of reach" if reach < test.maximum else "no effect of this size"
         low, high = arm.mixture.interval(1 - max(nominal, MIN_LEVEL))
         return ArmLook(
