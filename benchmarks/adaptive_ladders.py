@@ -2,6 +2,7 @@
 
     python benchmarks/adaptive_ladders.py [draws]             # all
     python benchmarks/adaptive_ladders.py [draws] simulated   # known truth, by scale, noise and truth
+    python benchmarks/adaptive_ladders.py [draws] mini        # one scale of them: mini or paper
     python benchmarks/adaptive_ladders.py replayed            # the authors' 58 runs, bought one by one
 
 `jobs=2` uses that many processes. The lack of fit of a rung is drawn once: further seeds do not change it.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -31,6 +33,7 @@ from steepen.requests.tables import as_table
 
 MAX_SEEDS = 5
 FIRST_SEED = 1
+NO_CLAIM = ("not resolved", "no difference", "undecided", "constant")
 REPLAY_EFFECT: dict[Question, float] = {"better": 1.1, "grows": 1.05}
 MINI: Law = (2.44, math.exp(0.0229) * (5.926e15 / 1e18) ** 0.21, 0.21)  # of a trained ladder at this scale
 
@@ -164,17 +167,16 @@ def one_ladder(
     return end.word, world.cost, len(stopping.looks), str(end.closed)
 
 
-def simulated(draws: int, jobs: int) -> None:
+def simulated(draws: int, jobs: int, scales: Sequence[Scale] = SCALES) -> None:
     """Error rates, power and cost by scale, noise and truth."""
     print(f"\nRun until decided, question grows, {draws} draws each")
     head = ("scale and noise", "truth", "asked", "false", "found", "FLOPs/fixed", "looks", "why it stopped")
     print("{:<28}{:<12}{:>7}{:>7}{:>7}{:>12}{:>7}  {}".format(*head))
     with ProcessPoolExecutor(jobs) as pool:
-        for scale, effect in zip(SCALES, pool.map(asked_effect, SCALES), strict=True):
+        for scale, effect in zip(scales, pool.map(asked_effect, scales), strict=True):
             rule = StoppingRule("reference", "grows", effect)
             truths = {
                 "null": scale.law, "1.1x": scale.arm(1.1, 1.0), "grows": scale.arm(1.1, effect),
-                "grows 1.5x": scale.arm(1.1, effect**1.5),
             }  # fmt: skip
             for truth, law in truths.items():
                 laws = {"reference": scale.law, "arm": law}
@@ -200,33 +202,39 @@ def replayed(jobs: int) -> None:
     full = steepen.fit("paper:fineweb", reference="vanilla", method="joint", draws=100).verdicts
     pairs = list(combinations(range(min(len(one.flops) for one in ladders.values())), 2))
     print("\nThe authors' runs, bought one by one, from every starting pair of rungs of all eight arms")
-    print(
-        f"{'question':<10}{'arm':<20}{'full table':<12}{'same':>7}{'other':>7}{'FLOPs/full':>12}{'without top':>13}"
-    )
+    head = ("question", "arm", "full table", "same", "other", "FLOPs/full", "without top")
+    print("{:<10}{:<20}{:<12}{:>7}{:>7}{:>12}{:>13}".format(*head))
+    row = "{:<10}{:<20}{:<12}{:7.2f}{:7.2f}{:12.2f}{:13.2f}"
     for question in ("better", "grows"):
+        words = {name: one.better if question == "better" else one.growth for name, one in full.items()}
+        claims = {name: word for name, word in words.items() if word not in NO_CLAIM}
+        own = {name: ladders[name] for name in ("vanilla", *claims)}
         with ProcessPoolExecutor(jobs) as pool:
-            found = list(pool.map(partial(replay, ladders=ladders, question=question), pairs))
-        below = [cost for (_, top), (_, cost) in zip(pairs, found, strict=True) if top < pairs[-1][1]]
-        for name, verdict in full.items():
-            word = verdict.better if question == "better" else verdict.growth
-            if word in ("constant", "undecided", "not resolved"):
-                continue
-            given = [words.get(name, "undecided") for words, _ in found]
-            same = sum(one == word for one in given) / len(found)
-            other = sum(one not in (word, "undecided", "not resolved") for one in given) / len(found)
-            print(f"{question:<10}{name:<20}{word:<12}{same:7.2f}{other:7.2f}")
-        print(f"{question:<56}{np.mean([cost for _, cost in found]):12.2f}{np.mean(below):13.2f}", flush=True)
+            found = list(pool.map(partial(replay, ladders=own, question=question), pairs))
+        below = [top < pairs[-1][1] for _, top in pairs]
+        every: list[list[float]] = []
+        for name, word in claims.items():
+            given = [one.get(name, ("undecided", 1.0)) for one in found]
+            same = float(np.mean([one == word for one, _ in given]))
+            other = float(np.mean([one not in (word, *NO_CLAIM) for one, _ in given]))
+            costs = np.array([cost for _, cost in given])
+            every.append([same, other, float(costs.mean()), float(costs[below].mean())])
+            print(row.format(question, name, word, *every[-1]))
+        print(row.format(question, "mean", "", *np.mean(every, axis=0)), flush=True)
 
 
 def replay(
     start: tuple[int, int], ladders: dict[str, Ladder], question: Question
-) -> tuple[dict[str, str], float]:
-    """Words and the part of the FLOPs, from a starting pair of rungs; only measured runs can be bought."""
+) -> dict[str, tuple[str, float]]:
+    """Each arm's word from a starting pair of rungs, and its part of the FLOPs; only measured runs are sold.
+
+    The FLOPs are those of the arm's and the reference's runs when the arm was decided.
+    """
     have: dict[str, list[int]] = {}
     for name, one in ladders.items():  # a law needs this many rungs: the cheapest of the others
         others = [k for k in range(len(one.flops)) if k not in start]
         have[name] = [*start, *others[: (4 if name == "vanilla" else 3) - len(start)]]
-    total = sum(float(one.flops.sum()) for one in ladders.values())
+    ends: dict[str, tuple[str, float]] = {}
     stopping = Stopping(StoppingRule("vanilla", question, REPLAY_EFFECT[question], futility=0.0))
     while True:
         masks = {name: np.isin(np.arange(len(one.flops)), have[name]) for name, one in ladders.items()}
@@ -238,19 +246,27 @@ def replay(
         ]
         spent = sum(float(one.flops.sum()) for one in bought.values())
         look = stopping.look(bought, offers, spent)
+        for name in stopping.closed.keys() - ends.keys():
+            paid, whole = (
+                sum(float(part[one].flops.sum()) for one in ("vanilla", name)) for part in (bought, ladders)
+            )
+            ends[name] = (stopping.closed[name].word, paid / whole)
         if not look.batch:
-            return {name: one.word for name, one in stopping.closed.items()}, spent / total
+            return ends
         for offer in look.batch:
             have[offer.arm].append(int(np.argmin(np.abs(np.log(ladders[offer.arm].flops / offer.flops)))))
 
 
 if __name__ == "__main__":
-    words = [word for word in sys.argv[1:] if word in ("simulated", "replayed")]
+    words = [word for word in sys.argv[1:] if word in ("simulated", "replayed", "paper", "mini")]
     number = next((int(word) for word in sys.argv[1:] if word.isdigit()), 1000)
     jobs = [int(word.removeprefix("jobs=")) for word in sys.argv[1:] if word.startswith("jobs=")]
     begun = time.perf_counter()
-    if "simulated" in words or not words:
-        simulated(number, jobs[0] if jobs else 1)
+    chosen = [
+        one for one in SCALES if not words or one.name.partition(",")[0] in words or "simulated" in words
+    ]
+    if chosen:
+        simulated(number, jobs[0] if jobs else 1, chosen)
     if "replayed" in words or not words:
         replayed(jobs[0] if jobs else 1)
     print(f"\n{time.perf_counter() - begun:.0f} s")

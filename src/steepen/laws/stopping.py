@@ -48,8 +48,8 @@ class StoppingRule:
 
     `effect` is the smallest compute multiplier (better), or its smallest growth per decade (grows), that is
     to be found with `power`. `level` is the family-wise error rate of the arms, `budget` the most that all
-    runs may cost, in the unit of the offers. A question is given up once the chance to find the effect is below
-    `futility`.
+    runs may cost, in the unit of the offers. A question is given up once the chance to find the effect is
+    below `futility`.
     """
 
     reference: str
