@@ -111,7 +111,7 @@ def test_blocks_that_are_not_run_are_rare_and_say_why() -> None:
 
 
 # Commands that need no data, no network and no earlier run.
-CHEAP = re.compile(r"^(arms|plan|study \S+ .*--dry-run|fit paper:\S+( --method paper)?$)")
+CHEAP = re.compile(r"^(arms|plan|power --delta|paper|study \S+ .*--dry-run|fit paper:\S+( --method paper)?$)")
 
 
 def cheap_commands() -> list[str]:
