@@ -19,6 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 from laws_calibration import RULE, VANILLA, Law, Scenario, fit_without_outliers, judge, simulate
@@ -199,7 +200,8 @@ def simulated(draws: int, jobs: int, scales: Sequence[Scale] = SCALES) -> None:
 def replayed(jobs: int) -> None:
     """The full table's answers for arms that are claims there, from every starting pair of rungs."""
     ladders = read_ladders(clean(as_table("paper:fineweb"), Cleaning()))
-    full = steepen.fit("paper:fineweb", reference="vanilla", method="joint", draws=100).verdicts
+    fitted: Any = steepen.fit("paper:fineweb", reference="vanilla", method="joint", draws=100)
+    full = fitted.verdicts
     pairs = list(combinations(range(min(len(one.flops) for one in ladders.values())), 2))
     print("\nThe authors' runs, bought one by one, from every starting pair of rungs of all eight arms")
     head = ("question", "arm", "full table", "same", "other", "FLOPs/full", "without top")

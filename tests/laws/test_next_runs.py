@@ -38,7 +38,8 @@ def rows(
 
 
 def judge_of(table: list[dict[str, Any]]) -> Any:
-    return steepen.fit(table, reference="base", method="joint", draws=100).analysis.judge
+    found: Any = steepen.fit(table, reference="base", method="joint", draws=100)
+    return found.analysis.judge
 
 
 def test_looks_spend_the_level_and_no_more_whatever_the_information() -> None:
@@ -235,7 +236,9 @@ def test_a_ladder_stops_for_the_budget_and_never_exceeds_it() -> None:
     assert spent <= 1.5 * start
     assert stopping.closed["arm"].closed in ("budget", "decided")
     small, same = bought(StoppingRule("base", "grows", 1.005, budget=1.1 * start), law(0.0))
-    assert small.closed["arm"].closed == "out of reach" and same == pytest.approx(start), "hopeless: nothing more is bought"
+    assert small.closed["arm"].closed == "out of reach" and same == pytest.approx(start), (
+        "hopeless: nothing more is bought"
+    )
 
 
 def test_looks_are_the_same_for_the_same_runs() -> None:

@@ -230,7 +230,8 @@ class Forecast:
         scale = np.sqrt(np.diag(normal))
         scale = np.where(scale > 0, scale, 1.0)  # a column of zeros: E is held
         scaled = normal / scale[:, None] / scale + 1e-11 * np.eye(len(scale))
-        return precision, leaning, np.linalg.inv(scaled) / scale[:, None] / scale
+        spread = np.linalg.inv(scaled) / scale[:, None] / scale
+        return np.asarray(precision, float), np.asarray(leaning, float), np.asarray(spread, float)
 
     def _information(self, rows: Index, runs: Array) -> Array:
         variance = np.zeros(len(self.arms))

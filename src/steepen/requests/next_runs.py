@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 
@@ -89,7 +90,7 @@ class Next(ReadsTable, Request[NextResult]):
                 levels={arm: one.levels[which] for arm, one in verdicts.items()},
                 budget=float("inf") if self.budget is None else self.budget,
             )  # fmt: skip
-        return NextResult(found, analysis.warnings).with_problems(table.problems)
+        return NextResult(found, tuple(analysis.warnings)).with_problems(table.problems)
 
     def _of_study(self) -> Next:
         """The request with the runs of the study, where one is named."""
@@ -124,7 +125,7 @@ class Next(ReadsTable, Request[NextResult]):
             )
         return list(dict.fromkeys(self.arm)) or known
 
-    def _price(self, table: Table) -> tuple[Any, str]:
+    def _price(self, table: Table) -> tuple[Callable[[float], float], str]:
         """The cost of a run from its compute, and its unit: by a line through the table's own costs."""
         if self.per == "flops":
             return float, table.axis.unit
@@ -147,7 +148,11 @@ class Next(ReadsTable, Request[NextResult]):
         x, y = np.log(flops[good]), np.log(costs[good])
         slope = 1.0 if np.ptp(x) < 1e-6 else float(np.polyfit(x, y, 1)[0])
         middle = float(y.mean() - slope * x.mean())
-        return lambda compute: float(np.exp(middle + slope * np.log(compute))), self.per
+
+        def price(compute: float) -> float:
+            return float(np.exp(middle + slope * np.log(compute)))
+
+        return price, self.per
 
 
 def _depth(table: Table, offer: Offer) -> int | None:

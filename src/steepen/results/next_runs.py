@@ -38,7 +38,7 @@ class NextResult(Result):
     """The next runs, ranked: `found` has them, the path they begin, and each arm's outlook."""
 
     found: NextRuns
-    notes: tuple[str, ...] = ()
+    cautions: tuple[str, ...] = ()
 
     @property
     def advice(self) -> str:
@@ -94,4 +94,4 @@ class NextResult(Result):
                 f"less variance: of the open contrasts; per cost: per {unit}, relative to the best; settles: "
                 "the chance of an answer right after it"
             )
-        yield from (Paragraph(f"warning: {note}") for note in self.notes[:3])
+        yield from (Paragraph(f"warning: {note}") for note in self.cautions[:3])
