@@ -193,9 +193,8 @@ def test_a_sweep_killed_at_ten_random_moments_equals_separate_runs(data: Dataset
 
 
 def test_runs_of_one_trunk_are_clustered_by_the_fits(data: Dataset, tmp_path: Path) -> None:
-    from steepen.laws.table import table_from
-
     from steepen.laws.ladder import read_ladders
+    from steepen.tables.table import table_from
 
     columns: dict[str, Sequence[Any]] = {
         "arm": ["a"] * 4, "flops": [1e18, 2e18, 4e18, 8e18], "loss": [3.0, 2.8, 2.7, 2.6],

@@ -30,7 +30,6 @@ from steepen.laws.verdict.questions import (
 from steepen.laws.verdict.sensitivity import DRIFT_SHAPES, DriftShape, drift_profile
 
 Target = Literal["growth", "exponent"]
-Question = Literal["better", "growth"]
 TARGETS: tuple[Target, ...] = ("growth", "exponent")
 MIN_DECADES = 0.29  # no ladder is shorter
 SEARCH_DRAWS, CONFIRM_DRAWS = 150, 500  # of a candidate, and of one that passes
@@ -323,50 +322,6 @@ def cheapest_ladder(
                 if _reached(power, target) >= goal:
                     return CheapestLadder(target, goal, cheapest, power)
     return CheapestLadder(target, goal, None, None)
-
-
-@dataclass(frozen=True)
-class Extension:
-    """The cheapest further runs with which a ladder has power `goal` for one question; none if none have.
-
-    `runs` are compute and the number of new runs of each arm there.
-    """
-
-    question: Question
-    goal: float
-    plan: LadderPlan | None = None
-    power: Power | None = None
-    runs: tuple[tuple[float, int], ...] = ()
-
-    @property
-    def cost(self) -> float:
-        """FLOPs of the new runs of both arms."""
-        return sum(2 * count * flops for flops, count in self.runs)
-
-
-def extend_ladder(
-    plan: LadderPlan, question: Question, goal: float = 0.90, *, draws: int = 1000
-) -> Extension:
-    """Search more seeds of the planned rungs, and up to six more rungs above, for the least further FLOPs."""
-    ratio = (plan.highest / plan.lowest) ** (1 / (plan.rungs - 1))
-    options: list[Extension] = []
-    for extra in range(7):
-        for seeds in range(plan.seeds, max(plan.seeds, 5) + 1):
-            longer = replace(plan, rungs=plan.rungs + extra, highest=plan.highest * ratio**extra, seeds=seeds)
-            counts = [seeds - plan.seeds] * plan.rungs + [seeds] * extra
-            new = [(f, count) for f, count in zip(longer.flops.tolist(), counts, strict=True) if count]
-            options.append(Extension(question, goal, longer, None, tuple(new)))
-    for option in sorted(options, key=lambda one: one.cost):
-        assert option.plan is not None
-        if question == "growth" and predicted_power(option.plan, "growth") < goal:
-            continue
-        for count in (SEARCH_DRAWS, CONFIRM_DRAWS):
-            power = simulate_power(option.plan, min(count, draws))
-            if getattr(power, question) < goal:
-                break
-        else:
-            return replace(option, power=power)
-    return Extension(question, goal)
 
 
 def _reached(power: Power, target: Target) -> float:

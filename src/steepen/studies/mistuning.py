@@ -19,9 +19,9 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-from steepen.laws.arrays import Array
 from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory, read_metrics
+from steepen.utils.arrays import Array
 
 Scatter = tuple[float, float, float]
 Kind = Literal["rate", "drift", "spike", "decay", "edge"]
