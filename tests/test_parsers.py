@@ -30,8 +30,8 @@ from steepen.evaluation.evaluate_many import choose_part
 from steepen.launch.base import _parse_option as parse_launcher_option
 from steepen.launch.cost_estimate import MAX_FLOPS, MAX_GPUS, Budget
 from steepen.laws.registered_forecasts import read_registered
-from steepen.model.arm import MAX_PASSES
 from steepen.model.arms import find_arm
+from steepen.model.stages import MAX_PASSES
 from steepen.recipe.memory import find_accelerator
 from steepen.recipe.paper_tables import PAPER
 from steepen.recipe.recipe_choice import RecipeFile, choose_recipes, read_recipe

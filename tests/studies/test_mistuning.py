@@ -110,7 +110,7 @@ def test_spikes_and_unfinished_decays_are_told_with_their_check(
     write_run(store, trainer, early, curve(200).tolist(), rate(200, 0.5))
     write_run(store, trainer, one_batch, single.tolist(), rate(200))
     every = [good, spiked, early, one_batch]
-    found = mistuned_runs(store.root, store.records(runs=[one.hash for one in every]))
+    found = mistuned_runs(store.root, store.records())
     assert {one.run: one.kind for one in found} == {spiked.hash: "spike", early.hash: "decay"}
     # A study that requested them says so in its status, with the run that would tell.
     journal = Journal.open(tmp_path / "studies", "sweep", {}, store.root)

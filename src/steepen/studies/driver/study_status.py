@@ -52,9 +52,10 @@ class StudyStatus:
 
 def with_mistuned(status: StudyStatus) -> StudyStatus:
     """The status with what looks mistuned among its finished runs, whose metrics are read."""
-    names = [row.run for row in status.runs if row.status == "finished"]
-    store = RunStore(Path(status.runs_directory))
-    return replace(status, mistuned=mistuned_runs(store.root, store.records(runs=names)))
+    root = Path(status.runs_directory)
+    names = sorted(row.run for row in status.runs if row.status == "finished")
+    finished = [RunDirectory(root / name).record() for name in names]
+    return replace(status, mistuned=mistuned_runs(root, [record for record in finished if record]))
 
 
 def done_fraction(status: StudyStatus) -> float:
