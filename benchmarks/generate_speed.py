@@ -27,11 +27,12 @@ from steepen.data import Tokenizer
 from steepen.evaluation.load import load
 from steepen.inference.decoding import Sampling, continue_tokens
 from steepen.inference.export import export
-from steepen.inference.import_model import network_of, write_run
+from steepen.inference.import_model import write_run
 from steepen.model.arms import find_arm
 from steepen.model.shape import SizeRule
 from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.spec import DataConfig, RunSpec
+from steepen.training.run_state import build_network
 
 
 def make_run(folder: Path, arm: str, depth: int, tiny: bool) -> Path:
@@ -50,7 +51,7 @@ def make_run(folder: Path, arm: str, depth: int, tiny: bool) -> Path:
     generator = torch.Generator().manual_seed(0)
     weights = {
         name: torch.randn(p.shape, generator=generator) * p.shape[-1] ** -0.5
-        for name, p in network_of(spec, passes).named_parameters()
+        for name, p in build_network(spec, spec.network_after(spec.steps)).named_parameters()
     }
     return write_run(
         folder / spec.hash, spec, weights, step=spec.steps, stored_passes=passes,

@@ -8,7 +8,7 @@
     python benchmarks/laws_calibration.py [draws] held-out    # scenarios on which nothing was chosen
     python benchmarks/laws_calibration.py [draws] laws        # coverage of γ and E, families
 
-`jobs=12` uses that many processes.
+`jobs=12` uses that many processes, `only=null` takes the scenarios with this text in their name.
 
 A word is an answer other than *not resolved* and *undecided*. `oracle` is a test that knows every variance
 and correlation. Rates of tables with several arms are means over the arms.
@@ -227,12 +227,11 @@ def show(title: str, scenarios: Iterable[Scenario], draws: int, jobs: int) -> No
     print("{:<44}{:>8}{:>8}{:>16}{:>16}{:>8}{:>8}".format(*names))
     listed = list(scenarios)
     with ProcessPoolExecutor(jobs) as pool:
-        every = list(zip(listed, pool.map(partial(measure, draws=draws), listed), strict=True))
-    for one, (ours, oracle) in every:
-        found = [f"{ours[name]:.3f} ({oracle[name]:.3f})" for name in ("better", "grows")]
-        rates = [f"{ours[name]:8.3f}" for name in ("false_better", "false_growth")]
-        covers = [f"{ours[name]:8.3f}" for name in ("cover_gain", "cover_slope")]
-        print(f"{one.name:<44}{''.join(rates)}{found[0]:>16}{found[1]:>16}{''.join(covers)}", flush=True)
+        for one, (ours, oracle) in zip(listed, pool.map(partial(measure, draws=draws), listed), strict=True):
+            found = [f"{ours[name]:.3f} ({oracle[name]:.3f})" for name in ("better", "grows")]
+            rates = [f"{ours[name]:8.3f}" for name in ("false_better", "false_growth")]
+            covers = [f"{ours[name]:8.3f}" for name in ("cover_gain", "cover_slope")]
+            print(f"{one.name:<44}{''.join(rates)}{found[0]:>16}{found[1]:>16}{''.join(covers)}", flush=True)
 
 
 def replicated() -> Iterable[Scenario]:
@@ -431,11 +430,12 @@ TITLES: dict[str, tuple[str, Callable[[], Iterable[Scenario]]]] = {
 if __name__ == "__main__":
     given = [word for word in sys.argv[1:] if word in (*TITLES, "laws")]
     number = next((int(word) for word in sys.argv[1:] if word.isdigit()), 2000)
-    jobs = next((int(word.removeprefix("jobs=")) for word in sys.argv[1:] if word.startswith("jobs=")), 1)
+    options = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
+    jobs, only = int(options.get("jobs", 1)), options.get("only", "")
     begun = time.perf_counter()
     for name, (title, scenarios) in TITLES.items():
         if name in given or not given:
-            show(title, scenarios(), number, jobs)
+            show(title, (one for one in scenarios() if only in one.name), number, jobs)
     if "laws" in given or not given:
         laws(number)
     print(f"\n{time.perf_counter() - begun:.0f} s")

@@ -17,8 +17,8 @@ from steepen.laws.analysis import AnalysisRequest, LadderAnalysis, analyse_table
 from steepen.laws.fits.paper_method import fit_irreducible_loss
 from steepen.laws.ladder import Ladder
 from steepen.laws.model.table_fit import slope_contrast
-from steepen.laws.paper_ladders import PAPER_LADDERS
-from steepen.laws.read_table import read_table
+from steepen.tables.paper_ladders import PAPER_LADDERS
+from steepen.tables.read_table import read_table
 
 
 def analysed(name: str, hold_out: list[str] | None = None) -> tuple[LadderAnalysis, dict[str, Ladder]]:

@@ -125,8 +125,6 @@ def main() -> None:
             ("parse every record.json", lambda: [read_json(run.record_file) for run in store.runs()]),
             ("list all, make the index", without_index),
             ("list all, read the index", with_index),
-            ("list one arm and depth", lambda: store.rows(arm="untied-grow", depth=8)),
-            ("load one arm and depth", lambda: store.records(arm="untied-grow", depth=8)),
             ("load all records", store.records),
             ("steepen runs", lambda: command("runs", "--runs", folder)),
             (

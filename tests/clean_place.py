@@ -17,7 +17,7 @@ from steepen import pack
 from steepen.data import Dataset
 from steepen.inference.export import export
 from steepen.recipe.paper_tables import PAPER
-from steepen.recipe.recipe_file import RecipeFile, write_recipe
+from steepen.recipe.recipe_choice import RecipeFile, write_recipe
 from steepen.requests.app import main
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore

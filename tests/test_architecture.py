@@ -12,7 +12,9 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "steepen"
 # Modules that describe a network without torch.
-MODEL_CONFIG = {"model.shape", "model.arm", "model.arms", "model.block_options", "model.config"}
+MODEL_CONFIG = {
+    *("model.shape", "model.stages", "model.arm", "model.arms", "model.block_options", "model.config"),
+}
 OPTIM_CONFIG = {"optim.config"}
 # The place of a process and the owners of parameters, without torch.
 DISTRIBUTED_CONFIG = {"distributed.environment", "distributed.owners"}
@@ -34,39 +36,43 @@ ALLOWED: dict[str, set[str]] = {
         *("data", "model", "kernels", "execution", "optim", "distributed", "recipe", "runs", "utils"),
         "inference.decoding",  # samples during training
     },
-    "evaluation": {"data", "distributed", "model", "training", "runs", "laws", "utils"},
+    "evaluation": {"data", "distributed", "model", "training", "runs", "laws", "tables", "utils"},
     "inference": {"data", "evaluation", "execution", "model", "recipe", "runs", "training", "utils"},
-    "laws": {"utils"},
+    "tables": {"utils"},
+    "laws": {"tables", "utils"},
     "studies": {
-        *(*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "runs", "launch", "laws", "utils", "results.panel"),
+        *(*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "runs", "launch", "laws", "tables", "utils"),
+        "results.panel",
         *("results.table", "results.dry_run", "evaluation.core.suite", "evaluation.forecast"),
         *("evaluation.scored_runs", "data"),
     },
     "report": {
-        *("laws", "model.arms", "runs", "studies", "evaluation.core.suite", "evaluation.forecast", "utils"),
+        *("laws", "tables", "model.arms", "runs", "studies", "evaluation.core.suite", "evaluation.forecast"),
+        "utils",
         *("evaluation.scored_runs", "results.panel", "results.table", "results.text"),
         "requests.report",  # `steepen.report` is this package, called
     },
     # The paper's figures and claims from its authors' measurements.
     "reproduction": {
-        *(*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "runs", "laws", "studies", "utils"),
+        *(*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "runs", "laws", "tables", "studies", "utils"),
         *("evaluation.core.suite", "evaluation.scored_runs", "results.arms"),
     },
     # Rows and how they are shown. `report` draws the panels of a result.
     "results": {
-        *("data", "laws", "launch.cost_estimate", "recipe", "report", "runs", "studies", "utils"),
+        *("data", "laws", "tables", "launch.cost_estimate", "recipe", "report", "runs", "studies", "utils"),
         *("evaluation.evaluate_many", "evaluation.forecast", "evaluation.scored_runs", *MODEL_CONFIG),
     },
     # What can be asked: the command line and the Python functions.
     "requests": {
         *("data", "model", "recipe", "runs", "launch", "training", "evaluation", "studies", "laws", "report"),
-        *("distributed", "inference", "reproduction", "results", "utils"),
+        *("distributed", "inference", "reproduction", "results", "tables", "utils"),
     },
 }
 PACKAGES = set(ALLOWED)
 
 TORCH_FREE = [
     "laws",
+    "tables",
     "runs",
     "launch",
     "studies",

@@ -20,7 +20,8 @@ EVERYWHERE = {"--debug", "--trust-code"}  # of every command, taken before it is
 OUTPUT = re.compile(r"steepen [\w.]+ +[\d,.]+ ")  # what a benchmark printed
 PLACEHOLDER = re.compile(r"^[A-Z]+$")
 SYNOPSIS = re.compile(r"…|\[|\.\.\.| NAME\b")
-GENERATED = {"reference.md", "commands.md", "changelog.md", "contributing.md"}  # pages of the site alone
+# Pages that only the site has.
+GENERATED = {"reference.md", "commands.md", "paper-numbers.md", "changelog.md", "contributing.md"}
 NAMES = [str(page.relative_to(REPOSITORY)) for page in PAGES]
 
 

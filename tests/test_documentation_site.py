@@ -32,7 +32,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_page_of_docs_is_in_the_site(site: Path) -> None:
     pages = {path.stem for path in (REPOSITORY / "docs").glob("*.md")}
-    generated = {"reference", "commands", "changelog", "contributing"}
+    generated = {"index", "reference", "commands", "paper-numbers", "changelog", "contributing"}
     assert pages | generated | {"404"} == {path.stem for path in site.glob("*.html")}
 
 
@@ -45,6 +45,11 @@ def test_the_references_name_every_function_and_command(site: Path) -> None:
     assert not missing
     commands = (site / "commands.html").read_text()
     assert not [name for name in VERBS if f"steepen {name}" not in commands]
+
+
+def test_every_published_ladder_is_planned_exactly(site: Path) -> None:
+    page = (site / "paper-numbers.html").read_text()
+    assert page.count("command line, FLOPs") == 52 and "DIFFER" not in page
 
 
 def test_no_page_loads_anything_from_a_network(site: Path) -> None:

@@ -19,13 +19,13 @@ import pytest
 from run_fixtures import make_spec
 from steepen.data.prepare import PrepareRequest
 from steepen.errors import UsageError
-from steepen.model.arm import AllocationRule, Stage
+from steepen.model.arm import AllocationRule
 from steepen.model.arms import find_arm
 from steepen.model.block import TransformerBlock
 from steepen.model.shape import BlockAllocation
+from steepen.model.stages import Stage
 from steepen.recipe.paper_tables import PAPER
-from steepen.recipe.recipe_choice import choose_recipes
-from steepen.recipe.recipe_file import RecipeFile, write_recipe
+from steepen.recipe.recipe_choice import RecipeFile, choose_recipes, write_recipe
 from steepen.requests.app import all_commands, main
 from steepen.requests.registry import VERBS
 from steepen.requests.request import Argument, Request, fields_of

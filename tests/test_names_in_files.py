@@ -35,7 +35,7 @@ from steepen.model.boundary import find_boundary
 from steepen.optim.config import OptimizerConfig
 from steepen.optim.custom_optimizer import CustomOptimizer
 from steepen.recipe.paper_tables import recipe_of
-from steepen.recipe.recipe_file import RecipeFile, write_recipe
+from steepen.recipe.recipe_choice import RecipeFile, write_recipe
 from steepen.requests.app import main
 from steepen.runs.spec import RunSpec, code_digest
 from steepen.runs.store import RunStore

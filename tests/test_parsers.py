@@ -29,29 +29,28 @@ from steepen.evaluation.core.bundle import Bundle
 from steepen.evaluation.evaluate_many import choose_part
 from steepen.launch.base import _parse_option as parse_launcher_option
 from steepen.launch.cost_estimate import MAX_FLOPS, MAX_GPUS, Budget
-from steepen.laws.read_table import read_table
 from steepen.laws.registered_forecasts import read_registered
-from steepen.laws.table import table_from
-from steepen.laws.table_selection import parse_flops
-from steepen.model.arm import MAX_PASSES
 from steepen.model.arms import find_arm
-from steepen.recipe.hardware import find_accelerator
+from steepen.model.stages import MAX_PASSES
+from steepen.recipe.memory import find_accelerator
 from steepen.recipe.paper_tables import PAPER
-from steepen.recipe.recipe_choice import choose_recipes
-from steepen.recipe.recipe_file import RecipeFile, read_recipe
+from steepen.recipe.recipe_choice import RecipeFile, choose_recipes, read_recipe
 from steepen.requests import decode
 from steepen.requests.data import Prepare
 from steepen.requests.runs import ListRuns
 from steepen.requests.study import request_of
 from steepen.requests.train import Train
 from steepen.runs.fields import sort_by_field
-from steepen.runs.metrics import read_metrics
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, override
 from steepen.runs.status import STATUSES
+from steepen.runs.store import read_metrics
 from steepen.studies.answer import Answer
 from steepen.studies.driver.journal import Journal
 from steepen.studies.preset import load_preset
+from steepen.tables.read_table import read_table
+from steepen.tables.table import table_from
+from steepen.tables.table_selection import parse_flops
 from steepen.utils.codec import from_builtins, to_builtins
 from steepen.utils.expression import parse_condition
 from steepen.utils.imports import code_from

@@ -134,7 +134,13 @@ def test_a_changed_loss_is_noticed(place: Path, tmp_path: Path) -> None:
     done = publish(folder, "--add", str(place / "runs"), str(place / "studies"))
     assert done.returncode == 0, done.stderr
     page = (folder / "README.md").read_text()
-    assert "### The ladder: 16 runs" in page and "| worse |" in page and "The end." in page
+    assert (
+        "### The ladder: 16 runs" in page
+        and "| worse |" in page
+        and "a decade (p = " in page
+        and "| – | not measured |" in page
+        and "The end." in page
+    )
     assert "| vanilla | 8 | learning_rate 0.0" in page and "| vanilla | 4 | seed 1 |" in page
     assert publish(folder, "--check").returncode == 0
     rows = list(csv.DictReader((folder / "runs.csv").open()))

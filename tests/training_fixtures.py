@@ -17,9 +17,8 @@ from steepen.data.prepare import PrepareRequest, prepare
 from steepen.model.arms import find_arm
 from steepen.model.shape import SizeRule
 from steepen.recipe.paper_tables import recipe_of
-from steepen.runs.metrics import read_metrics
 from steepen.runs.spec import DataConfig, RunSpec
-from steepen.runs.store import RunStore
+from steepen.runs.store import RunStore, read_metrics
 from steepen.training import checkpoint as checkpoints
 from steepen.training.train_options import TrainOptions
 

@@ -1,6 +1,7 @@
-"""Pages of the documentation site that are made from other files: the references and two of the root's pages.
+"""Pages of the documentation site that are made from the code, and three of the repository's root.
 
-A hook of MkDocs (`mkdocs.yml`): `make docs` builds the site.
+A hook of MkDocs (`mkdocs.yml`): `make docs` builds the site. Python and commands come from the requests and
+docstrings, the paper's numbers from `steepen.reproduction` and the recipe `paper`.
 """
 
 from __future__ import annotations
@@ -26,24 +27,26 @@ RESULTS = {
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the generated pages and the notebooks."""
+    """Add the generated pages and the examples."""
     file_type: Any = importlib.import_module("mkdocs.structure.files").File
 
     pages = {
+        "index.md": root_page("README.md"),
         "reference.md": python_reference(),
         "commands.md": command_reference(),
+        "paper-numbers.md": paper_reference(),
         "changelog.md": root_page("CHANGELOG.md"),
         "contributing.md": root_page("CONTRIBUTING.md"),
     }
     for name, text in pages.items():
         files.append(file_type.generated(config, name, content=text))
-    for notebook in sorted((ROOT / "examples").glob("*.ipynb")):
-        files.append(file_type.generated(config, f"examples/{notebook.name}", content=notebook.read_bytes()))
+    for example in sorted([*(ROOT / "examples").glob("*.ipynb"), *(ROOT / "examples").glob("*.py")]):
+        files.append(file_type.generated(config, f"examples/{example.name}", content=example.read_bytes()))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Point links to the notebooks, which are beside docs/ in the repository and inside the site."""
+    """Point links to the examples, which are beside docs/ in the repository and inside the site."""
     return markdown.replace("](../examples/", "](examples/")
 
 
@@ -157,3 +160,102 @@ def option_row(option: Any) -> str:
     if written:
         meaning, shown = meaning[: written.start()], written[1]
     return f"| {names} | {meaning} | {f'`{shown}`' if shown else ''} |"
+
+
+def paper_reference() -> str:
+    """The paper's figures and tables, its printed numbers beside ours, and its ladders as planned."""
+    return f"""# The paper's figures, tables and numbers
+
+Made from the package at each build of this site. [From the paper to commands](paper-map.md) explains it.
+
+## Figures and tables
+
+The *status* says what is missing, because the authors do not publish it, or computed otherwise.
+
+{item_table()}
+
+## Printed numbers, reproduced
+
+`steepen paper claim NAME` prints one. *Printed* is the paper's number, *authors' procedure* what their
+procedure gives for their measurements (where it is known to more digits), *ours* what this package gives.
+The tolerance is for the printed number. `d26_loss_forecast_minus_measured` has the paper's sign; forecast
+errors elsewhere are observed − forecast.
+
+{claim_table()}
+
+## Published ladders
+
+The runs that `steepen plan --recipe paper` plans. The authors publish the command lines of 52 of them (all
+but Deep Vanilla Grow) and the FLOPs of all. All digits are ours; the last column names what equals them.
+
+{ladder_table()}
+"""
+
+
+def item_table() -> str:
+    """Every figure and table: number, title, label, the commands, and how it differs from the printed one."""
+    from steepen.reproduction.items import ITEMS
+
+    lines = [
+        "| number | title | LaTeX label | command | from your own runs | status |",
+        "|---|---|---|---|---|---|",
+    ]
+    for item in ITEMS:
+        own = "; ".join(f"`{command.strip()}`" for command in item.command.split(";"))
+        kind, number = item.number.lower().split()
+        lines.append(
+            f"| {item.number} | {item.title.rstrip('.')} | `{item.label}` | `steepen paper {kind} {number}` "
+            f"| {own} | {item.note or 'complete'} |"
+        )
+    return "\n".join(lines)
+
+
+def claim_table() -> str:
+    """Every claim: printed, by the authors' procedure on their tables, and ours."""
+    from steepen.reproduction.claims import claims
+    from steepen.reproduction.paper_studies import PaperStudies
+
+    studies = PaperStudies()
+    lines = [
+        "| claim | arm | in | printed | authors' procedure | ours | tolerance |",
+        "|---|---|---|---:|---:|---:|---:|",
+    ]
+    for claim in claims():
+        theirs = "–" if claim.recomputed is None else f"{claim.recomputed:.6g}"
+        lines.append(
+            f"| `{claim.name}` | {claim.arm or '–'} | {claim.item} | {claim.printed:g} | {theirs} "
+            f"| {claim.compute(studies):.6g} | {claim.tolerance:g} |"
+        )
+    return "\n".join(lines)
+
+
+def ladder_table() -> str:
+    """The published ladders: our plan of each run, and what was published for it."""
+    from steepen.recipe.planner import plan_ladders
+    from steepen.recipe.recipe_choice import RecipeChoice
+    from steepen.reproduction.tables import table
+
+    command_lines = {(row["arm"], row["depth"]): row for row in table("ladder_recipes")}
+    flops = {
+        (row["arm"], row["depth"]): row["compute_flops"]
+        for name in ("fineweb_ladders", "fineweb_edu_ladders")
+        for row in table(name)
+    }
+    lines = [
+        "| arm | depth | steps | growth step | learning rate | FLOPs | published, and equal |",
+        "|---|---:|---:|---:|---:|---:|---|",
+    ]
+    for rung in plan_ladders(RecipeChoice()):
+        key = (rung.arm.name, rung.shape.depth)
+        rate = rung.hyperparameters.learning_rate
+        found = ["FLOPs"] if rung.flops.total == flops[key] else ["FLOPs DIFFER"]
+        if (row := command_lines.get(key)) is not None:
+            theirs = (row["steps"], row["crossover_step"], row["learning_rate"])
+            equal = theirs == (rung.steps, rung.growth_step, rate)
+            found.insert(0, "command line" if equal else "command line DIFFERS")
+        growth = "–" if rung.growth_step is None else str(rung.growth_step)
+        lines.append(
+            f"| {key[0]} | {key[1]} | {rung.steps} | {growth} | {rate} | {rung.flops.total} "
+            f"| {', '.join(found)} |"
+        )
+    return "\n".join(lines)

@@ -2,7 +2,7 @@
 
     python tools/pack_authors_tables.py DIRECTORY
 
-DIRECTORY holds their measurements as CSV. The tables that `laws/assets` has already are left out.
+DIRECTORY holds their measurements as CSV. The tables that `tables/assets` has already are left out.
 """
 
 from __future__ import annotations

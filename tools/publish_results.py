@@ -32,6 +32,16 @@ from steepen.utils.files import write_atomically
 from steepen.utils.json_io import with_checksum, write_json
 
 LADDER = "ladder"  # studies of this name are judged together
+CLAIMS = (  # of the paper's section 4.2: what is compared with what, and the word for its gain
+    ("the boundary operator raises the exponent", "operator-1", "vanilla", "grows"),
+    ("growth raises the exponent: untied", "untied-grow", "untied-2", "grows"),
+    ("growth raises the exponent: tied", "loop-grow", "loop-2", "grows"),
+    ("growth does not need the operator", "deep-vanilla-grow", "deep-vanilla", "grows"),
+    ("untying is a constant factor", "untied-2", "loop-2", "constant"),
+    ("untying is a constant factor: grown", "untied-grow", "loop-grow", "constant"),
+    ("depth without the operator is a constant factor", "deep-vanilla", "vanilla", "constant"),
+    ("all together", "untied-grow", "vanilla", "grows"),
+)
 Row = Mapping[str, Any]
 
 
@@ -101,14 +111,15 @@ def loss_table(rows: Sequence[Row]) -> str:
     return markdown(["arm", *(f"d{depth}" for depth in depths)], lines)
 
 
+def ladder_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The columns that `steepen fit` needs."""
+    kept = ("arm", "depth", "seed", "tokens", "flops", "loss")
+    return [{name: row[name] if name == "arm" else float(row[name]) for name in kept} for row in rows]
+
+
 def verdict_table(rows: Sequence[Row], reference: str = "vanilla") -> str:
     """Laws and verdicts of `steepen fit` on these rows."""
-    kept = ("arm", "depth", "seed", "tokens", "flops", "loss")
-    table = [
-        {name: row[name] if name == "arm" else float(row[name]) for name in kept}
-        for row in sorted(rows, key=lambda row: row["arm"] != reference)
-    ]
-    found = fit(table, reference=reference)
+    found = fit(ladder_table(rows), reference=reference)
     assert isinstance(found, ComputeResult)
     lines: list[list[str]] = []
     for row in found.to_rows():
@@ -120,6 +131,41 @@ def verdict_table(rows: Sequence[Row], reference: str = "vanilla") -> str:
         law = f"{row['gamma']:.4f} ({row['gamma_low']:.4f} to {row['gamma_high']:.4f})"
         lines.append([row["arm"], row["better"] or "–", gain, row["growth"] or "–", slope, law])
     return markdown(["arm", "in range", "mean multiplier (95%)", "gain", "Δγ (95%)", "γ (90%)"], lines)
+
+
+def claim_table(rows: Sequence[Row]) -> str:
+    """The paper's claims by its authors' runs and by these: each arm against the one that it extends."""
+    tables = {"paper": "paper:fineweb", "here": ladder_table(rows)}
+    fits = {
+        (ref, where): judge(table, ref) for ref in {c[2] for c in CLAIMS} for where, table in tables.items()
+    }
+    lines: list[list[str]] = []
+    for claim, arm, reference, word in CLAIMS:
+        cells, agreement = [], "not measured"
+        for where in tables:
+            found = fits[reference, where]
+            row = found.get(arm)
+            cells.append(_gain(row) if row else "–")
+            if where == "here" and row:
+                growth = row["growth"]
+                agreement = (
+                    "agrees" if growth == word else "undecided" if growth == "undecided" else "differs"
+                )
+        lines.append([f"{claim}: {arm} over {reference}", word, *cells, agreement])
+    return markdown(["claim of the paper", "gain", "its authors' runs", "these runs", ""], lines)
+
+
+def judge(table: Any, reference: str) -> dict[str, dict[str, Any]]:
+    """The rows of `steepen fit` by arm; none where the reference is absent."""
+    if not isinstance(table, str) and all(row["arm"] != reference for row in table):
+        return {}
+    found = fit(table, reference=reference, draws=100)  # words need no intervals of laws
+    return {row["arm"]: row for row in found.to_rows() if row["growth"] is not None}
+
+
+def _gain(row: Mapping[str, Any]) -> str:
+    each = row["growth_per_decade"]
+    return f"{row['growth']}: {row['multiplier']:.2f}×, ×{each:.3f} a decade (p = {row['p_growth']:.2g})"
 
 
 def sweep_table(rows: Sequence[Row]) -> str:
@@ -159,6 +205,7 @@ def tables(folder: Path) -> str:
     ]
     if ladder:
         parts += [f"### The ladder: {len(ladder)} runs", loss_table(ladder), verdict_table(ladder)]
+        parts += ["### The paper's claims", claim_table(ladder)]
     for name in dict.fromkeys(row["study"] for row in rows):
         own = [row for row in rows if row["study"] == name]
         if not name.startswith(LADDER):

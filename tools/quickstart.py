@@ -14,7 +14,7 @@ from typing import Any
 
 import steepen
 from steepen.errors import SteepenError
-from steepen.laws.paper_ladders import paper_ladders
+from steepen.tables.paper_ladders import paper_ladders
 from steepen.utils.formatting import wrap_to_terminal
 
 OUT = Path("quickstart")

@@ -12,7 +12,7 @@ import numpy as np
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.recipe.recipe import PlannedRun
-from steepen.recipe.recipe_file import RecipeFile
+from steepen.recipe.recipe_choice import RecipeFile
 from steepen.runs.spec import override
 from steepen.studies.answer import Answer, Study, Table, Work
 from steepen.studies.cells import Cell, Cells, Plan, measure, run_concurrently

@@ -1,25 +1,64 @@
 #!/usr/bin/env bash
 # Tune and train the narrow ladders; run it again and it goes on where it stopped.
 #
-#   bash results/narrow/run.sh DATA [WORK]
+#   bash results/narrow/run.sh DATA WORK [STEP…]
 #
-# DATA is made as README.md says; runs and studies are written to WORK (default: runs/narrow).
+# DATA is made as README.md says; runs and studies are written to WORK. Without steps all are made, in this order, in
+# which each answers most for its time: what the ladders rest on, the ladders, what is designed, what repeats data.
+# OPTIONS="--dry-run --gpu h200" shows what they cost.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-data=$1
-work=${2:-runs/narrow}
+data=$1 # "" for a dry run before there are any
+work=$2
+shift 2
 export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
+three=vanilla,operator-1,untied-grow
+eight=vanilla,deep-vanilla,operator-1,loop-2,untied-2,deep-vanilla-grow,loop-grow,untied-grow
+recipes=() # of the rates that were found, once they are
+for file in "$work"/studies/rates-at-the-top/recipe-*.yaml; do
+    if [ -e "$file" ]; then recipes+=(--recipe "$file"); fi
+done
 study() { # name, then the words of `steepen study`
     name=$1
     shift
-    steepen study "$@" --name "$name" --preset mini --data "$data" --runs "$work/runs" --studies "$work/studies"
+    # shellcheck disable=SC2086
+    steepen study "$@" --name "$name" --preset mini ${data:+--data "$data"} --runs "$work/runs" --studies "$work/studies" ${OPTIONS:-}
 }
-arms=vanilla,operator-1,untied-grow
-study rates replication:rates --arms vanilla,deep-vanilla,operator-1,loop-2,untied-2 --rungs 4,6
-for arm in vanilla operator-1 untied-2; do
-    study "chain-tuning-mini-$arm" chain-tuning --from-recipe --arms "$arm"
+tuned() { study "$@" ${recipes[@]+"${recipes[@]}"}; }
+step() {
+    case $1 in
+    rates) study rates replication:rates --arms vanilla,deep-vanilla,operator-1,loop-2,untied-2 --rungs 4,6 ;;
+    chain) for arm in vanilla operator-1 untied-2; do
+        study "chain-tuning-mini-$arm" chain-tuning --from-recipe --arms "$arm"
+    done ;;
+    storage) study authors-storage replication:authors_storage --arms vanilla,operator-1 --rungs 5,6 --seeds 0-3 ;;
+    first) # the ladder that is published so far
+        study ladder ladder --arms "$three" --rungs 4-8 --seeds 0,1
+        study ladder-seeds replication:noise --arms "$three" --rungs 4-6 --seeds 2,3
+        study recheck replication:recheck --arms "$three" --rungs 8
+        ;;
+    # From here on with rates that are bracketed where the ladders are decided.
+    top-rates) study rates-at-the-top replication:rates --arms "$eight" --rungs 5,7,9 ;;
+    ladder) tuned ladder ladder --arms "$eight" --seeds 0,1 ;;
+    seeds) tuned ladder-seeds replication:noise --arms "$eight" --rungs 4-7 --seeds 2,3 ;;
+    recheck) tuned recheck replication:recheck --arms "$three" --rungs 9 ;;
+    forecast) tuned extrapolate extrapolate ;;
+    transfer) tuned transfer transfer ;;
+    ablations) tuned ablations ablations --rungs 4-7 --seeds 0 ;;
+    design) for one in allocation growth-target growth-fraction growth-timing tpp passes; do
+        tuned "$one" "$one"
+    done ;;
+    depth) tuned kl-depth ladder --arms "$eight" --seeds 0 --score kl-depth ;;
+    data) tuned data-constrained data-constrained ;;
+    *) echo "run.sh: no step $1" >&2 && exit 2 ;;
+    esac
+}
+for one in "${@:-}"; do
+    if [ -n "$one" ]; then
+        step "$one"
+    else
+        for each in top-rates ladder seeds recheck forecast transfer ablations design depth data; do
+            bash "$0" "$data" "$work" "$each" # anew, with the recipes that the step before has written
+        done
+    fi
 done
-study ladder ladder --arms "$arms" --rungs 4-8 --seeds 0,1
-study ladder-seeds replication:noise --arms "$arms" --rungs 4-6 --seeds 2,3
-study recheck replication:recheck --arms "$arms" --rungs 8
-study authors-storage replication:authors_storage --arms vanilla,operator-1 --rungs 5,6 --seeds 0-3

@@ -3,6 +3,7 @@
 Everything that a notebook needs is here, and loaded when it is first used:
 
 - `fit`, `power`: scaling laws and verdicts of a table, and how large a ladder must be
+- `next_runs`: the runs to make next, and whether they are worth it
 - `keep`: whether a change is better than the noise, and at another scale too
 - `ledger`: registered forecasts, their scores and calibration
 - `paper`: a figure, table or claim of the paper, from its authors' runs or your own studies
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from steepen.errors import SteepenError as SteepenError
     from steepen.errors import UsageError as UsageError
     from steepen.model.arm import Arm as Arm
-    from steepen.model.arm import PassSchedule as PassSchedule
+    from steepen.model.stages import PassSchedule as PassSchedule
     from steepen.requests.arms import arms as arms
     from steepen.requests.arms import best_passes as best_passes
     from steepen.requests.data import prepare as prepare
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from steepen.requests.models import export as export
     from steepen.requests.models import generate as generate
     from steepen.requests.models import import_model as import_model
+    from steepen.requests.next_runs import next_runs as next_runs
     from steepen.requests.paper import paper as paper
     from steepen.requests.plan import plan as plan
     from steepen.requests.power import power as power
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "fit": "steepen.requests.fit",
     "power": "steepen.requests.power",
+    "next_runs": "steepen.requests.next_runs",
     "keep": "steepen.requests.keep",
     "ledger": "steepen.requests.ledger",
     "paper": "steepen.requests.paper",
@@ -74,12 +77,14 @@ _LAZY = {
     "open_runs": "steepen.results.runs",
     **dict.fromkeys(("generate", "export", "import_model"), "steepen.requests.models"),
     **dict.fromkeys(("pack", "unpack"), "steepen.requests.report"),
-    **dict.fromkeys(("Arm", "PassSchedule"), "steepen.model.arm"),
+    "Arm": "steepen.model.arm",
+    "PassSchedule": "steepen.model.stages",
     **dict.fromkeys(("SteepenError", "UsageError"), "steepen.errors"),
 }
 __all__ = [  # noqa: RUF022  (in the order of the docstring)
     "fit",
     "power",
+    "next_runs",
     "keep",
     "ledger",
     "paper",

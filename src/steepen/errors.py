@@ -119,6 +119,19 @@ def nearest(word: str, choices: Iterable[str], count: int = 3) -> str:
     return ", ".join(close or options[: 2 * count])
 
 
+def require_reference(reference: str, arms: Iterable[str]) -> None:
+    """Raise UsageError for a reference that is not among the arms."""
+    if reference not in (known := list(arms)):
+        meant = nearest(reference, known)
+        raise UsageError(f"the reference '{reference}' is not among the arms; did you mean {meant}?")
+
+
+def require_one_of(name: str, value: object, options: Iterable[str]) -> None:
+    """Raise UsageError for a value that is not among the options."""
+    if value not in (known := list(options)):
+        raise UsageError(f"{name} is {value!r}; choose one of {', '.join(known)}.")
+
+
 def require(holds: bool, owner: str, field: str, value: object, accepted: str) -> None:
     """Raise UsageError unless `holds`: "owner.field = value is not valid: it must be …"."""
     if not holds:

@@ -17,11 +17,11 @@ from steepen.data import Tokenizer, ValidationSet
 from steepen.data.prepare import PrepareRequest, prepare
 from steepen.evaluation.core.bundle import Item, Task
 from steepen.evaluation.core.prompt_encoding import TaskEncoder
-from steepen.model.arm import PassSchedule
 from steepen.model.arms import find_arm
 from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.shape import SizeRule
+from steepen.model.stages import PassSchedule
 from steepen.optim.config import LRScheduleConfig, OptimizerConfig
 from steepen.optim.optimizer import Optimizer
 from steepen.recipe.paper_tables import recipe_of

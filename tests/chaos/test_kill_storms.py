@@ -26,8 +26,8 @@ from core_bundle import write_bundle
 from fork_server import ForkServer, descendants
 from ranks import free_port
 from steepen.data import Dataset
-from steepen.runs.metrics import read_metrics
 from steepen.runs.spec import RunSpec
+from steepen.runs.store import read_metrics
 from steepen.studies.preset import load_preset
 from steepen.utils.codec import to_builtins
 from steepen.utils.json_io import write_json

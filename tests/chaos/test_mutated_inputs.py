@@ -20,7 +20,7 @@ from mutations import mutate
 from steepen.data import Dataset
 from steepen.errors import SteepenError
 from steepen.recipe.paper_tables import PAPER
-from steepen.recipe.recipe_file import RecipeFile, read_recipe
+from steepen.recipe.recipe_choice import RecipeFile, read_recipe
 from steepen.requests.app import all_commands, main
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore

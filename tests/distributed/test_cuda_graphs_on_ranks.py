@@ -14,9 +14,8 @@ from torch import Tensor
 from ranks import on_ranks
 from steepen.data import Dataset
 from steepen.distributed.world import World
-from steepen.runs.metrics import read_metrics
 from steepen.runs.spec import RunSpec
-from steepen.runs.store import RunStore
+from steepen.runs.store import RunStore, read_metrics
 from steepen.training import trainer
 from steepen.training.train_options import TrainOptions
 from steepen.training.train_step import TrainStep

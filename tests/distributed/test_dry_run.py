@@ -1,8 +1,8 @@
 """A step of the paper's d26 on 16 ranks without GPUs: memory and traffic of a rank, beside the planner's.
 
 Tensors are fake (shapes without memory) and so is the process group, but network, execution and optimizer are
-the real ones. `python tests/distributed/test_dry_run.py` prints the table of docs/distributed.md and fails if
-a planned number is more than 5% off; it takes a minute, so `make test` checks `--shard full` on d6.
+the real ones. `python tests/distributed/test_dry_run.py` prints a table (docs/distributed.md sums it up) and
+fails if a planned number is more than 5% off; it takes a minute, so `make test` checks `--shard full` on d6.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ def losses(store: Path, spec: RunSpec) -> list[float]:
     """Training and validation losses that a run has logged, in order."""
     lines = (store / spec.hash / "metrics.jsonl").read_text().splitlines()
     values = [json.loads(line) for line in lines]
-    return [value.get("loss", value.get("validation_loss")) for value in values]
+    kinds = ("loss", "validation_loss", "growth_loss_after")
+    return [next(value[kind] for kind in kinds if kind in value) for value in values]
 
 
 def train_all(world: World, specs: list[RunSpec], data: Dataset, store: Path, options: TrainOptions) -> None:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from steepen.data import Tokenizer
 from steepen.evaluation.core.bundle import BadBundle, Bundle, Item, Task
-from steepen.evaluation.core.conventions import AUTHORS, NANOCHAT, Convention
 from steepen.evaluation.core.prompt_encoding import (
     Example,
     TaskEncoder,
@@ -21,6 +20,7 @@ from steepen.evaluation.core.prompt_encoding import (
     draw_shots,
     shuffled,
 )
+from steepen.evaluation.core.suite import AUTHORS, NANOCHAT, Convention
 
 GPT2 = Tokenizer.gpt2()
 OTHER = replace(GPT2, pattern=GPT2.pattern + "|(?!)")  # the same cuts, under a pattern not known to hold

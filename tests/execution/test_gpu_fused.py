@@ -17,8 +17,7 @@ from steepen.model.arms import ARMS, find_arm
 from steepen.model.block import TransformerBlock
 from steepen.model.config import ModelOptions, Multipliers, StreamPrecision
 from steepen.model.growth import grow
-from steepen.model.init import build_on_meta, initialize, materialize
-from steepen.model.load_weights import copy_weights
+from steepen.model.init import build_on_meta, copy_weights, initialize, materialize
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from steepen.data import Dataset
-from steepen.inference.import_model import network_of, write_run
+from steepen.inference.import_model import write_run
 from steepen.model.arms import find_arm
 from steepen.model.config import ModelOptions
 from steepen.model.init import build_on_meta, materialize
@@ -19,6 +19,7 @@ from steepen.model.network import Network
 from steepen.model.shape import SizeRule
 from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.spec import DataConfig, RunSpec
+from steepen.training.run_state import build_network
 from training_fixtures import make_spec, tiny_data
 
 __all__ = ["make_spec", "tiny_data"]
@@ -78,7 +79,9 @@ def random_run(tmp_path_factory: pytest.TempPathFactory, tiny_data: Dataset) -> 
         generator = torch.Generator().manual_seed(0)
         weights = {
             name: torch.randn(parameter.shape, generator=generator) * 2 * parameter.shape[-1] ** -0.5
-            for name, parameter in network_of(spec, passes).named_parameters()
+            for name, parameter in build_network(
+                spec, spec.network_after(spec.steps), passes
+            ).named_parameters()
         }
         return write_run(
             tmp_path_factory.mktemp("random") / spec.hash,

@@ -122,6 +122,14 @@ def test_log_likelihoods_are_those_of_steepen(
         assert found["results"]["steepen_local"]["acc,none"] == pytest.approx(sum(right) / len(right))
 
 
+def test_the_default_device_of_lm_eval_is_not_needed(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its command line passes cuda:0 on a machine without a GPU."""
+    from steepen.inference.lm_eval_model import SteepenLM
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert SteepenLM(str(trained), device="cuda:0").device.type == "cpu"
+
+
 @pytest.mark.parametrize(
     ("passes", "says"), [(9, "this untied network has 4 cores"), (0, "at least once"), ("x", "whole number")]
 )

@@ -133,6 +133,8 @@ def test_tokens_in_proportion_to_parameters_are_refused() -> None:
     n = np.geomspace(1e7, 1e10, 12)
     with pytest.raises(UsageError, match=r"tokens follow parameters .* fit `law` compute"):
         fit_chinchilla(n, 20 * n, 1.8 + 400 / n**0.3)
+    with pytest.raises(UsageError, match=r"tokens follow parameters"):  # not: give more of them
+        fit_chinchilla(n[:5], 20 * n[:5], 1.8 + 400 / n[:5] ** 0.3)
 
 
 def test_known_irreducible_loss_is_held_or_drawn_towards() -> None:

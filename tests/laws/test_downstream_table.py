@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from steepen.laws.downstream_table import Chain, forecast_table, resample_residuals
-from steepen.laws.table import Table, table_from
 from steepen.requests.app import main
+from steepen.tables.table import Table, table_from
 
 FLOPS = np.geomspace(1e18, 1e21, 10)
 

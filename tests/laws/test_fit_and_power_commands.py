@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import steepen
-from steepen.laws.read_table import read_table
 from steepen.laws.verdict.holdout import hold_out_rungs
 from steepen.laws.verdict.questions import BETTER, GROWTH
 from steepen.requests.app import main
 from steepen.results.fit import STYLES
+from steepen.tables.read_table import read_table
 
 HEADER = "arm,flops,loss"
 FLOPS = np.geomspace(3.25e17, 1.01e20, 8)
@@ -477,12 +477,14 @@ def test_power_of_a_table_lists_the_further_runs(tmp_path: Path, capsys: pytest.
     found: Any = steepen.power(table=tmp_path / "runs.csv", reference="base", draws=200)
     plan = found.power.plan
     assert (plan.rungs, plan.seeds, plan.lowest) == (5, 1, pytest.approx(1e18))
-    further = found.extension
-    assert further.question == "better" and further.power.better >= 0.9 > found.power.better
-    assert further.runs and all(count > 0 for _, count in further.runs)
-    words = ["power", "--table", str(tmp_path / "runs.csv"), "--reference", "base", "--draws", "200"]
+    further = found.further
+    assert further.question == "better" and further.path and further.path[-1].paid > 0
+    assert {step.offer.arm for step in further.path} == {"base", "mine"}
+    words = ["power", "--from", str(tmp_path / "runs.csv"), "--reference", "base", "--draws", "200"]
     assert main(words) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Further runs that would show that the arm is better or worse" in printed
+    assert "further runs" in printed and "to show that the arm is better or worse" in printed.replace(
+        "that would show", "to show"
+    )
     assert main(["power"]) == 2
-    assert "--delta-gamma, or a --table" in capsys.readouterr().err
+    assert "--delta-gamma, or a --from" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from steepen.laws.fits.matched_compute import convex_envelope, envelope_compute,
 from steepen.laws.fits.vertex import find_vertex
 from steepen.laws.isoflop_table import fit_isoflop_table
 from steepen.laws.ladder import make_ladder
-from steepen.laws.table import table_from
+from steepen.tables.table import table_from
 
 
 def sweep(

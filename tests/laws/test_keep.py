@@ -53,6 +53,8 @@ def test_a_gain_within_the_noise_is_not_kept_and_says_what_would_resolve_it() ->
     single = answer(dict.fromkeys(SCALES, 0.02), seeds=1)
     assert single.answer == "undecided" and "nothing was repeated" in single.reason
     assert answer(dict.fromkeys(SCALES, 0.02), seeds=1, noise=SD).answer == "yes"
+    shown = steepen.keep(table(dict.fromkeys(SCALES, 0.02), 1), reference="base").summary()
+    assert "unknown" in shown and "inf" not in shown
 
 
 def test_changes_tried_share_the_level() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,13 +14,13 @@ import pytest
 import steepen
 from laws.messy_project import ARMS, RUNS, project
 from steepen.errors import UsageError
-from steepen.laws.clean_table import Cleaning, Problem, clean, diverged
-from steepen.laws.table import Table, table_from
-from steepen.laws.units import read_number
 from steepen.report.colours import _rgb, arm_styles
 from steepen.report.curves import curves_of
 from steepen.report.figure_options import FigureOptions
 from steepen.requests.app import main
+from steepen.tables.clean_table import Cleaning, Problem, clean, diverged
+from steepen.tables.table import Table, table_from
+from steepen.tables.units import read_number
 
 LADDER = np.geomspace(1e18, 1e20, 6)
 fit = cast("Any", steepen.fit)  # its result is that of one of three laws
@@ -103,6 +104,9 @@ def test_all_errors_come_in_one_answer_worst_first_with_their_lines() -> None:
     assert "row 1: FLOPs are 0.0116, but 6·N·D is 1e18 (PF-days?)" in text
     assert "row 3: loss is empty; leave the row out with `drop_missing`" in text
     assert "2 data sets in the column dataset: c4 (9), pile (3)" in text
+    with pytest.raises(UsageError) as caught:
+        cleaned(runs(flops=(np.tile(LADDER, 2) / 8.64e19).tolist()))
+    assert "runs.csv: FLOPs are 1.2e-20 times 6·N·D, so they are PF-days; rename" in str(caught.value)
 
 
 def test_rows_with_holes_are_left_out_only_when_asked() -> None:
@@ -256,13 +260,30 @@ def test_several_data_sets_are_judged_by_themselves_in_one_call(
     assert set(json.loads(both.to_json())["results"]) == {"c4", "pile"}
     again = fit(saved, by="dataset", **options)
     assert again.to_rows()[0]["gamma"] == pytest.approx(both.to_rows()[0]["gamma"], rel=1e-9)
-    both.write_report(tmp_path / "page.html")
-    assert "moe_8x (pile)" in (tmp_path / "page.html").read_text()
+    assert any(max(one.lines) > 150 > min(one.lines) for one in both.problems)  # of both parts, said once
     with pytest.raises(UsageError, match="forecasts are of one data set"):
         fit(rows, by="dataset", register=tmp_path / "ledger.jsonl", budget=1e22, **options)
     words = ["fit", str(saved), "--by", "dataset", "--reference", "Baseline", "--write-table"]
     assert main([*words, str(tmp_path / "laws.tex")]) == 2
     assert "written with --write-result" in " ".join(capsys.readouterr().err.split())
+
+
+def test_page_of_several_data_sets_names_them_and_keeps_the_colours_of_arms(tmp_path: Path) -> None:
+    options = {"reference": "Baseline", "drop_missing": True, "draws": 200, "method": "joint"}
+    both = fit(project(), by="dataset", predict="1e22", **options)
+    text = both.write_report(tmp_path / "page.html").read_text()
+    assert re.findall("<h1[^>]*>(.*)</h1>", text) == [
+        "Against Baseline: better, by how much, and does the gain grow? By dataset"
+    ]
+    assert "Study" not in text
+    for dataset in ("c4", "pile"):
+        assert text.count(f"<h2>{dataset}: Predicted loss of one run, 90% interval</h2>") == 1
+        shades = re.findall(rf'<span class="arm (k\d+)">moe_8x, {dataset}</span>', text)
+        keys = [line for line in text.splitlines() if 'class="legend"' in line]
+        in_figures = {re.findall(r'class="key (k\d+)"(?:(?!class="key).)*?moe_8x', line)[0] for line in keys}
+        assert shades == list(in_figures)
+    assert both.page_tables()[0].title.startswith("c4: ")
+    assert not any("by how much" in table.title for table in both.page_tables())  # those are the answers
 
 
 def test_exit_code_tells_programs_what_is_undecided(

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from steepen.laws.paper_ladders import ASSETS, KNOWN_ANSWERS
 from steepen.requests.app import main
+from steepen.tables.paper_ladders import ASSETS, KNOWN_ANSWERS
 
 
 def fit(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:

@@ -11,9 +11,9 @@ import pytest
 
 from steepen.errors import UsageError
 from steepen.laws.ladder import read_ladders
-from steepen.laws.read_table import read_table
-from steepen.laws.table import table_from
 from steepen.requests import decode
+from steepen.tables.read_table import read_table
+from steepen.tables.table import table_from
 
 ROWS = [("vanilla", 1e18, 3.25), ("vanilla", 1e19, 2.99), ("grow", 1e18, 3.2), ("grow", 1e19, 2.93)]
 CSV = "arm,flops,loss\n" + "\n".join(f"{a},{c:g},{y}" for a, c, y in ROWS) + "\n"
@@ -59,7 +59,7 @@ def test_damaged_and_absurd_archives_are_rejected(tmp_path: Path, monkeypatch: p
         path.write_bytes(packed[:place] + bytes([packed[place] ^ 255]) + packed[place + 1 :])
         with pytest.raises(UsageError, match="not a readable gzip file"):
             read_table(path)
-    monkeypatch.setattr("steepen.laws.read_table.MAX_MEGABYTES", 2)
+    monkeypatch.setattr("steepen.tables.read_table.MAX_MEGABYTES", 2)
     path.write_bytes(gzip.compress(bytes(4 << 20)))
     with pytest.raises(UsageError, match="larger than 2 MiB"):
         read_table(path)

@@ -21,11 +21,11 @@ import pytest
 import steepen
 from laws.messy_project import ARMS, IRREDUCIBLE, project
 from steepen.errors import UsageError
-from steepen.laws.clean_table import Cleaning, clean
-from steepen.laws.read_table import read_table
-from steepen.laws.sources import tensorboard_runs
-from steepen.laws.sources.tracked_runs import tracked_table
-from steepen.laws.table import Table, table_from
+from steepen.tables.clean_table import Cleaning, clean
+from steepen.tables.read_table import read_table
+from steepen.tables.sources import tensorboard_runs
+from steepen.tables.sources.tracked_runs import tracked_table
+from steepen.tables.table import Table, table_from
 
 TRUTH = {"Mamba hybrid": ("better", "constant"), "moe_8x": ("better", "grows"),
          "no-norm": ("no difference", "constant")}  # fmt: skip

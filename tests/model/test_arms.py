@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from steepen.errors import UsageError
-from steepen.model.arm import Arm, PassSchedule
+from steepen.model.arm import Arm
 from steepen.model.arms import ARMS, MAIN_ARMS, PAPER_NAMES, arm_key, find_arm
 from steepen.model.block import TransformerBlock
 from steepen.model.boundary import Norm
 from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.shape import Shape, SizeRule
+from steepen.model.stages import PassSchedule
 from steepen.recipe.flops import flops_per_token, stored_parameters
 from steepen.studies.context import find_arms
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from module_count import count
 from steepen.errors import UsageError
 from steepen.model.arms import find_arm
 from steepen.model.block_options import BlockOptions
 from steepen.model.block_variant import BIAS_GRADIENT, VariantBlock, make_block
 from steepen.model.config import ModelOptions, Multipliers
-from steepen.model.count import count
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule

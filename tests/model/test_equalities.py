@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from steepen.errors import UsageError
-from steepen.model.arm import Arm, PassSchedule
+from steepen.model.arm import Arm
 from steepen.model.arms import ARMS, find_arm
 from steepen.model.config import Multipliers
 from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
+from steepen.model.stages import PassSchedule
 from steepen.optim.config import GrowthState
 from steepen.optim.state import grow_state
 

@@ -1,4 +1,4 @@
-"""The extension examples of docs/architectures.md and docs/training.md run as they are printed."""
+"""The extension examples of docs/architectures.md and examples/ run as they are printed."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ def python_blocks(page: str) -> list[str]:
 
 @pytest.fixture
 def mylab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    blocks = [*python_blocks("architectures.md"), *python_blocks("training.md")]
+    blocks = python_blocks("architectures.md")
     source = [block for block in blocks if block.startswith("# mylab.py")]
-    assert len(source) == 4, "arm and boundary, two blocks, optimizer"
+    assert len(source) == 2, "arm and boundary, block"
+    source += [(DOCS.parent / "examples" / name).read_text() for name in ("one_head.py", "lion.py")]
     (tmp_path / "mylab.py").write_text("\n".join(source))
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()

@@ -12,12 +12,12 @@ from torch import Tensor
 from steepen.errors import UsageError
 from steepen.execution.gpu_fused import install_fused_gpu
 from steepen.execution.linear import FusedLinear
-from steepen.model.arm import PassSchedule
 from steepen.model.arms import find_arm
 from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
+from steepen.model.stages import PassSchedule
 from steepen.optim.config import LRScheduleConfig, OptimizerConfig
 from steepen.optim.optimizer import Optimizer
 from steepen.recipe.paper_tables import recipe_of

@@ -18,7 +18,7 @@ from torch import Tensor
 from steepen.data import Dataset
 from steepen.data.prepare import PrepareRequest, prepare
 from steepen.model.arms import find_arm
-from steepen.model.load_weights import allocate
+from steepen.model.init import allocate
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
 from steepen.optim.optimizer import Optimizer

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from module_count import count
 from steepen.errors import UsageError
-from steepen.model.arm import AllocationRule, PassSchedule, Stage
+from steepen.model.arm import AllocationRule
 from steepen.model.arms import ARMS
-from steepen.model.count import count
 from steepen.model.init import build_on_meta
 from steepen.model.shape import BlockAllocation, SizeRule
+from steepen.model.stages import PassSchedule, Stage
 from steepen.recipe.flops import (
     compute_active_parameters,
     flops_per_token,
@@ -144,7 +145,6 @@ def test_mlp_width_is_8w_over_3_rounded_up_to_the_multiple(depth: int, aspect: i
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: BlockAllocation(0, 0, 0),
         lambda: BlockAllocation(-1, 2, 2),
         lambda: SizeRule(aspect=0),
         lambda: SizeRule(head_dim=5),

@@ -14,15 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steepen.errors import UsageError
-from steepen.model.arm import PassSchedule
 from steepen.model.arms import ARMS, find_arm
 from steepen.model.config import ModelOptions
 from steepen.model.shape import SizeRule
+from steepen.model.stages import PassSchedule
 from steepen.recipe.flops import compute_active_parameters, flops_per_token, stored_parameters
 from steepen.recipe.growth_law import TIED_GROWTH, UNTIED_GROWTH
-from steepen.recipe.hardware import find_accelerator
 from steepen.recipe.hyperparameters import Hyperparameters
-from steepen.recipe.memory import largest_micro_batch, training_memory
+from steepen.recipe.memory import find_accelerator, largest_micro_batch, training_memory
 from steepen.recipe.paper_tables import BASE, INITIAL, PAPER, recipe_of
 from steepen.recipe.planner import Cluster, make_plan
 from steepen.recipe.recipe import ScalingRule
@@ -185,6 +184,10 @@ def test_time_cost_and_memory_estimates_follow_the_inputs(capsys: pytest.Capture
     cluster = plan["cluster"]
     assert cluster["hours"] == pytest.approx(plan["flops"] / (16 * 989.4e12 * 0.4) / 3600)
     assert cluster["dollars"] == pytest.approx(2 * 16 * cluster["hours"])
+    hours = min(one["hours"] for one in cluster["communication_per_step"].values())
+    assert main(["plan", *words, "--dollars-per-hour", "2"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"without communication, at most ${2 * 16 * hours:,.2f} with communication" in printed
     memory = cluster["memory_gib_per_gpu"]
     parameters = plan["stored_parameters"]
     # ZeRO-1: fp32 gradients on every GPU, a sixteenth of fp32 weights and Muon's momentum.

@@ -17,8 +17,7 @@ from steepen.optim.config import OptimizerConfig
 from steepen.recipe.growth_law import GrowthLaw
 from steepen.recipe.paper_tables import BASE, LADDER_DEPTHS, PAPER, recipe_of
 from steepen.recipe.planner import plan_ladders
-from steepen.recipe.recipe_choice import NAMED, RecipeChoice, choose_recipes
-from steepen.recipe.recipe_file import RecipeFile, write_recipe
+from steepen.recipe.recipe_choice import NAMED, RecipeChoice, RecipeFile, choose_recipes, write_recipe
 from steepen.requests.app import main
 from steepen.results.plan import LaddersResult
 from steepen.runs.spec import DataConfig, RunSpec, override

@@ -102,7 +102,7 @@ def test_page_makes_no_requests_and_logs_no_errors(
         for finding in s.answer.findings
     )
     # The page's own script has run under the page's policy: every panel can be reached by the keyboard.
-    contents = [StudyContent.of(i, study, {}) for i, study in enumerate(studies)]
+    contents = [StudyContent.of(i, study, {}, {}) for i, study in enumerate(studies)]
     panels = sum(len(figure.panels) for content in contents for figure in content.figures)
     assert len(re.findall(r'<svg [^>]*data-box=[^>]* tabindex="0"', seen.dom)) == panels
 

@@ -30,14 +30,14 @@ from steepen.report.colours import (
     level_colour,
 )
 from steepen.report.contents import figure_csv
-from steepen.report.curves import curve_label, curves_of, legend_curves, legend_entries
+from steepen.report.curves import curve_label, curves_of, legend_curves, legend_entries, styled_panel
 from steepen.report.draw_panel import DrawnPanel, draw_panel, panel_limits
 from steepen.report.figure import draw_figure, figure_curves, figure_files
 from steepen.report.figure_style import figure_style, new_figure
-from steepen.report.load_studies import LoadedStudy
+from steepen.report.load_studies import LoadedStudy, study_arm_styles
 from steepen.report.page import render_page
 from steepen.report.page_figure import page_panels
-from steepen.studies.answer import Axis, Panel, Role, Series
+from steepen.studies.answer import Answer, Axis, Panel, Role, Series
 
 # Machado, Oliveira and Fernandes 2009: what full protanopia, deuteranopia and tritanopia make of linear RGB.
 BLIND = {
@@ -461,3 +461,22 @@ def test_log_axes_have_at_least_two_labels_and_none_overlap(low: float, high: fl
         boxes = sorted((label.get_window_extent(renderer) for label in shown), key=lambda box: box.x0)
     assert len(boxes) >= 2
     assert all(one.x1 <= other.x0 + 1 for one, other in pairwise(boxes))
+
+
+def test_own_arms_of_a_study_differ_from_each_other_and_from_the_papers_in_colour_marker_and_grey() -> None:
+    names = ["vanilla", "my_block", "other-block", "third"]
+    points = [Series(name, "points", (1.0, 2.0), (3.0, 2.0 + i), arm=name) for i, name in enumerate(names)]
+    panel = Panel("Loss", Axis("x"), Axis("y"), tuple(points))
+    study = LoadedStudy("s", Answer("s", "", "", (), {}, panels=(panel,)), {}, ())
+    styles = study_arm_styles([study])
+    assert set(styles) == {"my-block", "other-block", "third"}  # the paper's arms keep theirs
+    curves = curves_of(styled_panel(panel, styles), {})
+    assert curves[0].colour == ARM_COLOURS["vanilla"]
+    seen = [curve.colour.light for curve in curves]
+    for vision in BLIND.values():
+        assert min_distance(seen, vision) > 12
+    assert len({curve.series[0].marker for curve in curves}) == len(names)
+    twice = replace(panel, series=(points[1], replace(points[1], variant="fitted")))
+    shade = curves_of(styled_panel(twice, styles), {})
+    assert shade[0].colour == styles["my-block"][0] != shade[1].colour  # a second ladder is a shade of it
+    assert shade[1].colour == level_colour(0.45, styles["my-block"][0])

@@ -105,7 +105,7 @@ def test_summary_has_a_row_per_arm_with_answer_multiplier_p_and_cost(study: Load
 
 
 def test_laws_are_one_figure_and_runs_give_residuals_and_loss_curves(study: LoadedStudy) -> None:
-    content = StudyContent.of(0, study, ARM_TITLES)
+    content = StudyContent.of(0, study, ARM_TITLES, {})
     figures = {figure.title: figure for figure in content.figures}
     assert [p.title.split(" against")[0] for p in figures["Laws"].panels] == [
         "Loss",

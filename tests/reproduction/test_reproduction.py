@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import re
-import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -23,7 +20,6 @@ from steepen.laws.fits.compute_law import FitSettings
 from steepen.laws.fits.downstream import fit_downstream
 from steepen.laws.fits.matched_compute import slice_families
 from steepen.laws.ladder import make_ladder
-from steepen.laws.paper_ladders import ASSETS
 from steepen.laws.verdict.multipliers import interpolated_multipliers
 from steepen.reproduction import claims as claims_module
 from steepen.reproduction.claims import EDU, FINEWEB, Claim, claims
@@ -33,10 +29,10 @@ from steepen.reproduction.tables import ARCHIVE, table
 from steepen.requests.app import main
 from steepen.studies.answer import Panel, Table
 from steepen.studies.driver.journal import Journal
+from steepen.tables.paper_ladders import ASSETS
 
 from .latex_numbers import printed_numbers, read_paper
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 Find = Callable[[str], Path]
 
 
@@ -44,25 +40,6 @@ Find = Callable[[str], Path]
 def studies() -> PaperStudies:
     """The paper's studies, driven once for all tests."""
     return PaperStudies(draws=100)
-
-
-def load_tool() -> ModuleType:
-    """tools/paper_map.py, which is no package."""
-    spec = importlib.util.spec_from_file_location("paper_map", REPOSITORY / "tools" / "paper_map.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-TOOL = load_tool()
-
-
-def documented(name: str) -> list[list[str]]:
-    """The cells of a table of docs/reference/paper.md."""
-    lines = TOOL.between(TOOL.PAGE.read_text(encoding="utf-8"), name)[1].splitlines()[2:]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 def test_the_paper_has_24_figures_and_10_tables_in_48_items() -> None:
@@ -182,20 +159,6 @@ def test_the_irreducible_losses_are_the_authors() -> None:
         assert claims_module.laws(name).arms["vanilla"].e.value == pytest.approx(e, abs=5e-5)
     errors = [law.slope_standard_error for law in claims_module.laws(FINEWEB).arms.values()]
     assert max(errors) == pytest.approx(8.3e-4, abs=1e-5)
-
-
-def test_the_docs_are_made_of_the_same_tables(studies: PaperStudies) -> None:
-    page = TOOL.PAGE.read_text(encoding="utf-8")
-    for name in ("items", "ladders"):
-        assert TOOL.between(page, name)[1] == TOOL.TABLES[name]()
-    assert "DIFFER" not in page
-    assert page.count("| command line, FLOPs |") == 52 and len(documented("ladders")) == 59
-    rows = documented("claims")
-    assert [(row[0].strip("`"), row[1].replace("–", "")) for row in rows] == [
-        (c.name, c.arm) for c in claims()
-    ]
-    for row, claim in zip(rows, claims(), strict=True):
-        assert float(row[5]) == pytest.approx(claim.compute(studies), rel=1e-4, abs=1e-8)
 
 
 def test_shipped_tables_are_the_published_ones_with_their_licence(reference_data: Find) -> None:

@@ -108,7 +108,7 @@ def test_a_damaged_index_or_one_of_another_format_is_made_again(
         assert {row.arm for row in many.rows()} == {"vanilla", "untied-grow"}
         assert json.loads(file.read_bytes().partition(b"\n")[2]) == json.loads(whole.partition(b"\n")[2])
     with monkeypatch.context() as patch:
-        patch.setattr(index, "FORMAT", 2)
+        patch.setattr(index, "FORMAT", index.FORMAT + 1)
         forget()
         read = counted(monkeypatch)
         assert len(many.rows()) == 11 and len(read) == 11

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from steepen.laws.ladder import read_ladders
-from steepen.laws.read_table import read_table
 from steepen.requests.app import main
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
+from steepen.tables.read_table import read_table
 from steepen.utils.json_io import write_json
 
 Spec = Callable[..., RunSpec]

@@ -16,7 +16,7 @@ from steepen.laws.fits.drift import fit_growth_fraction
 from steepen.model.arms import find_arm
 from steepen.recipe.flops import FlopCount
 from steepen.recipe.paper_tables import BASE, INITIAL
-from steepen.recipe.recipe_file import RecipeFile, read_recipe, write_recipe
+from steepen.recipe.recipe_choice import RecipeFile, read_recipe, write_recipe
 from steepen.report.colours import ARM_TITLES
 from steepen.report.figure import draw_figure
 from steepen.runs.spec import RunSpec, expected_flops

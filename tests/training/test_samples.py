@@ -18,9 +18,8 @@ from steepen.distributed.world import World
 from steepen.errors import UsageError
 from steepen.inference.generate import generate
 from steepen.requests.app import main
-from steepen.runs.metrics import read_metrics, read_samples
 from steepen.runs.spec import RunSpec
-from steepen.runs.store import RunStore
+from steepen.runs.store import RunStore, read_metrics, read_samples
 from steepen.training.stopping import Interrupted
 from steepen.training.train_options import TrainOptions
 from steepen.training.trainer import Trainer, train

@@ -15,7 +15,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from steepen.data import Dataset
-from steepen.model.arm import PassSchedule, Stage
+from steepen.model.stages import PassSchedule, Stage
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
 from steepen.runs.trunk import first_steps, share
@@ -64,7 +64,7 @@ def test_a_branch_equals_the_run_trained_alone(
     assert (first.trunk, first.trunk_steps, first.spent_flops) == ("", 0, first.flops)
     for record, point in zip(others, points[1:], strict=True):
         assert (record.trunk, record.trunk_steps, record.resumed) == (first.run, point, 0)
-        steps = build_schedule(record.spec).flops(record.spec.arm, record.spec.shape, 256, point).total
+        steps = build_schedule(record.spec).flops(256, point).total
         assert record.trunk_flops == steps and record.spent_flops == record.flops - steps
     # Nothing is kept that no run needs: the last checkpoint, and those before growth.
     growth = [] if arm == "operator-1" else [10]

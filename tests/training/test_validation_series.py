@@ -14,12 +14,11 @@ from steepen.data import Dataset
 from steepen.model.arms import find_arm
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.shape import SizeRule
-from steepen.model.stream_rms import watch_stream
 from steepen.requests.app import main
-from steepen.runs.metrics import read_metrics
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import DataConfig, RunSpec
-from steepen.runs.store import RunStore
+from steepen.runs.store import RunStore, read_metrics
+from steepen.training.metrics import watch_stream
 from steepen.training.train_options import TrainOptions
 from steepen.training.trainer import train
 

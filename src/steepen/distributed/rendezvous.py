@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
-from steepen.distributed.store import open_store
+from steepen.distributed.world import open_store
 
 MEETING_SECONDS = 600.0  # for all nodes to have started
 BACKEND = "steepen"

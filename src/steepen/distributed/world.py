@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import ipaddress
 import json
+import socket
 from collections.abc import Generator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import (
+    PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
+    TCPStore,  # pyright: ignore[reportPrivateImportUsage]
+)
 
 from steepen.distributed.environment import ProcessEnvironment, process_environment
 from steepen.distributed.monitor import Monitor
-from steepen.distributed.store import open_store
 from steepen.errors import SteepenError, UsageError
 
 DEFAULT_TIMEOUT = 600.0  # seconds without progress after which a rank counts as hung
@@ -242,3 +246,29 @@ def joined_world(
             world.monitor.stop()
         raise
     world.leave()
+
+
+def open_store(address: str, port: int, seconds: float, *, host: bool = False) -> TCPStore:
+    """Connect to the key-value store at an address, or `host` it there; port 0 is any free one.
+
+    A store at a loopback address cannot be reached from other machines.
+    """
+    listener = None
+    if host and _is_loopback(address):  # by itself a store listens on all interfaces
+        listener = socket.create_server((address, port))
+        port = listener.getsockname()[1]
+    return TCPStore(
+        address,
+        port,
+        is_master=host,
+        timeout=datetime.timedelta(seconds=seconds),
+        wait_for_workers=False,
+        master_listen_fd=None if listener is None else listener.detach(),
+    )
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:  # a host name: other machines may know it by another address
+        return False

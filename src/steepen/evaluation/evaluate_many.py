@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from steepen.errors import SteepenError, UsageError
-from steepen.evaluation.evaluate_run import Evaluation, evaluate
+from steepen.evaluation.evaluate_run import Evaluation
 from steepen.evaluation.load import RunCheckpoint, find_checkpoint
 from steepen.evaluation.score_options import ScoreOptions
 from steepen.runs.spec import expected_flops
+from steepen.utils.formatting import format_duration
 from steepen.utils.json_io import canonical_json, read_json, write_json
+
+if TYPE_CHECKING:
+    from steepen.data import Dataset
 
 DONE_FILE = "done.json"  # RUN/evaluation/done.json: requests that were answered in full
 
@@ -90,6 +95,10 @@ class WaitingRun:
         return f"{spec.arm.name} d{spec.shape.depth} ({self.run.name})"
 
 
+# Runs with their scores, or with the reason why there are none.
+Measured: TypeAlias = Iterator[tuple[WaitingRun, Evaluation | str]]
+
+
 @dataclass
 class TimeLeft:
     """How many of some evaluations are done, and how long the others will take at the same speed."""
@@ -108,7 +117,7 @@ class TimeLeft:
 
 
 def find_waiting_runs(
-    runs: Sequence[Path], data: str, options: ScoreOptions, report: Callable[[str], None]
+    runs: Sequence[Path], data: str, options: ScoreOptions
 ) -> tuple[ManyScores, list[WaitingRun]]:
     """Sort runs into those without a checkpoint, those that have the scores, and those to evaluate.
 
@@ -127,65 +136,44 @@ def find_waiting_runs(
             found.skipped.append(run)
         else:
             waiting.append(WaitingRun(run, checkpoint, key))
-    if found.skipped:
-        count = len(found.skipped)
-        report(f"{count} {'run has' if count == 1 else 'runs have'} these scores already.")
     return found, waiting
-
-
-def finish_run(
-    found: ManyScores,
-    one: WaitingRun,
-    scores: dict[str, Any],
-    failure: str | None,
-    left: TimeLeft,
-    report: Callable[[str], None],
-) -> None:
-    """Note that a run was evaluated or failed, and report it with the time left."""
-    from steepen.utils.formatting import format_duration
-
-    seconds = left.add(one.cost)
-    name = f"{left.done}/{len(left.costs)} {one.name}"
-    if failure is not None:
-        found.failed[one.run] = failure
-        report(f"{name}: failed: {failure}")
-    else:
-        write_json(_done_file(one.checkpoint), sorted({*_done(one.checkpoint), one.key}))
-        report(f"{name}: {_words(scores)}")
-    if left.done < len(left.costs):
-        report(f"about {format_duration(seconds)} left")
 
 
 def evaluate_many(
     runs: Sequence[Path],
-    data: Path,
+    data: Any,
     options: ScoreOptions,
-    *,
-    report: Callable[[str], None],
-    **rest: Any,
+    measure: Callable[[Sequence[WaitingRun], Dataset], Measured],
 ) -> ManyScores:
-    """Evaluate runs in turn; `report` gets a line after each, with an estimate of the time left.
+    """Evaluate runs with `measure`; a line after each goes to standard error, with the time left.
 
     A run whose scores for the same request are saved is skipped, so the same command resumes. A run that
-    cannot be evaluated is named at the end and does not stop the others. `rest` are keywords of `evaluate`.
+    cannot be evaluated is named at the end and does not stop the others.
     """
     from steepen.data import Dataset
 
-    dataset = Dataset.open(data)
-    found, waiting = find_waiting_runs(runs, dataset.identity, options, report)
+    dataset = Dataset.open(data) if isinstance(data, str | Path) else data
+    found, waiting = find_waiting_runs(runs, dataset.identity, options)
+    if count := len(found.skipped):
+        _report(f"{count} {'run has' if count == 1 else 'runs have'} these scores already.")
     left = TimeLeft([one.cost for one in waiting], time.monotonic())
-    for one in waiting:
-        scores: dict[str, Any] = {}
-        failure: str | None = None
-        try:
-            evaluation = evaluate(one.checkpoint, dataset, options, **rest)
-        except SteepenError as error:
-            failure = str(error)
+    for one, measured in measure(waiting, dataset):
+        seconds = left.add(one.cost)
+        name = f"{left.done}/{len(left.costs)} {one.name}"
+        if isinstance(measured, str):
+            found.failed[one.run] = measured
+            _report(f"{name}: failed: {measured}")
         else:
-            found.evaluated.append(evaluation)
-            scores = evaluation.scores
-        finish_run(found, one, scores, failure, left, report)
+            found.evaluated.append(measured)
+            write_json(_done_file(one.checkpoint), sorted({*_done(one.checkpoint), one.key}))
+            _report(f"{name}: {_words(measured.scores)}")
+        if left.done < len(left.costs):
+            _report(f"about {format_duration(seconds)} left")
     return found
+
+
+def _report(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _words(scores: dict[str, Any]) -> str:

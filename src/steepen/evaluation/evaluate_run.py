@@ -1,4 +1,12 @@
-"""Evaluate a checkpoint: validation loss, CORE, KL effective depth, test-time passes; save the scores."""
+"""Evaluate a checkpoint: validation loss, CORE, KL effective depth, test-time passes; save the scores.
+
+The flow: `evaluate` finds the checkpoint and joins the ranks; `_evaluate` chooses where scores may be
+saved, loads the network once and calls `measure`, which makes every measurement that was asked for;
+`save_scores` writes them beside the checkpoint and, for the last one, into the run's record. Only the
+examples of CORE are shared out among ranks: everything else takes seconds.
+
+Scores by another tokenizer than the run's have a directory of their own, because they cannot be compared.
+"""
 
 from __future__ import annotations
 
@@ -146,7 +154,7 @@ def measure(
     from steepen.evaluation.validation_loss import measure_test_time_passes, validate
 
     spec, passes, network = run.spec, run.passes, run.network
-    context = spec.shape.context
+    context = network.shape.context
     available = max(context, dataset.validation_tokens // (context + 1) * context)
     tokens = max(context, options.validation_tokens or min(spec.validation_tokens, available))
     validation = ValidationSet(dataset, context, tokens)

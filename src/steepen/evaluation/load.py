@@ -156,9 +156,9 @@ def load_network(checkpoint: RunCheckpoint, device: torch.device, precision: str
     """Build the network of a checkpoint and read its weights, checksum verified, as fp32 or bf16."""
     import torch
 
-    from steepen.model.init import build_on_meta
-    from steepen.model.load_weights import allocate, copy_weights
+    from steepen.model.init import allocate, copy_weights
     from steepen.training.checkpoint import CorruptCheckpoint
+    from steepen.training.run_state import build_network
 
     state, spec = checkpoint.checkpoint.training_progress(), checkpoint.spec
     path = checkpoint.checkpoint.path
@@ -168,9 +168,7 @@ def load_network(checkpoint: RunCheckpoint, device: torch.device, precision: str
         raise SteepenError(
             f"{path} has {state.passes:,} passes, and its run at most {spec.schedule.max_passes:,}."
         )
-    multipliers = spec.hyperparameters.multipliers
-    network = build_on_meta(spec.shape, spec.arm, multipliers, spec.options, passes=state.passes)
-    network = allocate(network, device)
+    network = allocate(build_network(spec, spec.network_after(state.step), state.passes), device)
     try:
         with checkpoint.checkpoint.reader(device) as reader:
             copy_weights(network, {name: reader.read("model", name) for name in reader.names("model")})

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from steepen.errors import SteepenError, UsageError
-from steepen.evaluation.core.conventions import convention_of
+from steepen.evaluation.core.suite import convention_of
 from steepen.evaluation.load import RunCheckpoint
 
 if TYPE_CHECKING:

@@ -10,14 +10,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from steepen.errors import SteepenError, UsageError, nearest
-from steepen.evaluation.core.conventions import convention_of
-from steepen.evaluation.core.suite import CORE17, CORE22
-from steepen.laws.arrays import Array
+from steepen.evaluation.core.suite import CORE17, CORE22, convention_of
 from steepen.laws.fits.downstream import Checkpoints, TaskFilter, filter_tasks
-from steepen.laws.read_table import read_table
-from steepen.laws.table import Table
 from steepen.model.arms import find_arm
 from steepen.runs.record import RunRecord
+from steepen.tables.read_table import read_table
+from steepen.tables.table import Table
+from steepen.utils.arrays import Array
 from steepen.utils.json_io import read_json
 from steepen.utils.rows import Rows
 from steepen.utils.series import SeriesRun, corpus_name, recipe_name, repeated, series_labels, split_recipes

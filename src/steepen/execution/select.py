@@ -1,6 +1,9 @@
 """Selection of the execution mode: fused kernels, torch.compile or the reference; CUDA graphs or not.
 
-torch.compile is for custom blocks, and for networks without fused kernels.
+The flow: `choose_execution_mode` says what a device can do for an arm and a precision;
+`apply_execution_mode` installs it into the network, compilation last, because it skips blocks that have a
+fused forward by then. torch.compile is for custom blocks, and for networks without fused kernels. The mode
+is no part of a run's hash: it changes rounding and speed, never what is computed.
 """
 
 from __future__ import annotations

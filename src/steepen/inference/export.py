@@ -40,7 +40,7 @@ print(tokenizer.decode(tokens[0], skip_special_tokens=True))
 
 def model_card(run: LoadedRun, data_license: str | None = None) -> str:
     """The card in Markdown, from the run's spec, record and scores."""
-    spec, record, shape = run.spec, run.record, run.spec.shape
+    spec, record, shape = run.spec, run.record, run.network.shape
     rows: list[tuple[str, str]] = [
         ("arm", f"{spec.arm.title} (`{spec.arm.name}`): {spec.arm.about or 'a custom arm'}"),
         ("size", f"d{shape.depth}: width {shape.width}, {shape.heads} heads, blocks {shape.allocation}"),
@@ -162,7 +162,7 @@ def write_hugging_face(
         folder / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": run.spec.shape.context,
+            "model_max_length": run.network.shape.context,
             "padding_side": "left",
             "clean_up_tokenization_spaces": False,
             **special,

@@ -25,7 +25,6 @@ def generate(
     seed: int = 0,
     device: str = "auto",
     precision: str = "auto",
-    cache: bool = True,
     on_text: Callable[[int, str], None] | None = None,
 ) -> list[str]:
     """Continue a prompt, or several in one batch; returns the new text of each, without the prompt.
@@ -43,6 +42,5 @@ def generate(
         max_tokens,
         sampling,
         passes=loaded.passes if passes is None else passes,
-        cache=cache,
         on_text=on_text,
     )

@@ -16,22 +16,15 @@ from steepen.inference.export import DESCRIPTION_FILE, EXPORT_FORMAT
 from steepen.inference.hf_tokenizer import TOKENIZER_FILE, from_hugging_face
 from steepen.inference.weights import digest, read_folder
 from steepen.inference.weights import from_hugging_face as own_weights
-from steepen.model.init import build_on_meta
-from steepen.model.load_weights import copy_weights
-from steepen.model.network import Network
+from steepen.model.init import copy_weights
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunDirectory
 from steepen.training.checkpoint import TrainingProgress, write_checkpoint
+from steepen.training.run_state import build_network
 from steepen.training.state_files import tensor_key
 from steepen.utils.codec import from_builtins
 from steepen.utils.json_io import read_json, write_json
-
-
-def network_of(spec: RunSpec, stored_passes: int) -> Network:
-    """The network of a spec, grown to `stored_passes`, without memory for its weights."""
-    multipliers = spec.hyperparameters.multipliers
-    return build_on_meta(spec.shape, spec.arm, multipliers, spec.options, passes=stored_passes)
 
 
 def write_run(
@@ -50,7 +43,8 @@ def write_run(
     """
     if directory.exists():
         raise UsageError(f"{directory} exists; give another directory with `out`.")
-    copy_weights(network_of(spec, stored_passes), weights)  # on the meta device: checks names and shapes
+    network = build_network(spec, spec.network_after(step), stored_passes)
+    copy_weights(network, weights)  # on the meta device: checks names and shapes
     partial = directory.with_name(f"{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -137,7 +131,8 @@ def _import_export(
     spec = known.spec
     weights = read_folder(folder)
     if hugging_face:
-        weights = own_weights(weights, network_of(spec, known.stored_passes))
+        network = build_network(spec, spec.network_after(known.step), known.stored_passes)
+        weights = own_weights(weights, network)
     notes: list[str] = []
     record = None if known.record is None else RunRecord.from_dict(known.record)
     if record is not None and record.run != spec.hash:

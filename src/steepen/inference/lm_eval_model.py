@@ -51,7 +51,7 @@ def as_transformers(run: LoadedRun, passes: Any = None) -> tuple[Any, Any]:
         bos_token=own.end_text,
         eos_token=own.end_text,
         pad_token=own.end_text,
-        model_max_length=run.spec.shape.context,
+        model_max_length=run.network.shape.context,
     )
     return model.eval(), tokenizer
 
@@ -73,13 +73,16 @@ class SteepenLM(HFLM):
         max_batch_size: int | None = 64,
         **kwargs: Any,
     ) -> None:
-        loaded = load(run, device=device or "auto", precision=precision)
+        # lm-eval passes cuda:0 where no device is named.
+        if device is None or (device.startswith("cuda") and not torch.cuda.is_available()):
+            device = "auto"
+        loaded = load(run, device=device, precision=precision)
         model, tokenizer = as_transformers(loaded, passes)
         super().__init__(
             pretrained=model,
             tokenizer=tokenizer,
             backend="causal",
-            max_length=loaded.spec.shape.context,
+            max_length=loaded.network.shape.context,
             batch_size=batch_size,
             max_batch_size=max_batch_size,
             add_bos_token=True,

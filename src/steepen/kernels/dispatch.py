@@ -1,4 +1,9 @@
-"""The kernels for a device and precision: Triton on a GPU that has it, the torch reference elsewhere."""
+"""The kernels for a device and precision: Triton on a GPU that has it, the torch reference elsewhere.
+
+An operation has both forms in its module, under one name (`swiglu_reference`, `swiglu_triton`); here they
+are found by that name. Callers see one signature per operation, with or without quantized outputs, so that
+the fused forward and backward are written once for bf16 and fp8.
+"""
 
 from __future__ import annotations
 

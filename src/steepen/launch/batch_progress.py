@@ -15,6 +15,7 @@ from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.status import last_metrics
 from steepen.runs.store import RunStore
+from steepen.runs.trunk import first_steps
 from steepen.runs.varied import varied_settings
 from steepen.utils.formatting import format_duration
 from steepen.utils.progress import Progress, ProgressDisplay, ProgressRow
@@ -61,7 +62,8 @@ class BatchProgress:
             done = len(self.total) - len(self.unfinished)
             before = f", {done} already finished" if done else ""
             noun = "run" if len(self.total) == 1 else "runs"
-            cost = sum(remaining_flops(spec, self.store.run(spec)) for spec in waiting)
+            starts = first_steps(self.store, waiting)
+            cost = sum(remaining_flops(spec, starts[spec.hash]) for spec in waiting)
             self.display.print(
                 f"batch {self.batches}: {len(self.total)} {noun}{before}, {cost:.3g} FLOPs to go."
             )
@@ -144,14 +146,14 @@ class BatchProgress:
             speed = Speed((), statistics.median(flops_per_second), "measured on the runs under way")
         else:
             speed = self.speed()
-        seconds: list[float] = []
+        seconds, starts = list[float](), first_steps(self.store, left)
         for spec in left:
             last = known.get(spec.hash, {})
             tokens_per_second = last.get("tokens_per_second")
             if tokens_per_second:
                 seconds.append((1 - last["step"] / spec.steps) * spec.tokens / tokens_per_second)
             else:
-                seconds.append(speed.seconds(spec, remaining_flops(spec, self.store.run(spec))))
+                seconds.append(speed.seconds(spec, remaining_flops(spec, starts[spec.hash])))
         # More runs than train may have started: the next is set up while another trains.
         at_once = len(running) if self.slots is None else min(len(running), self.slots)
         return makespan(seconds, max(1, at_once))

@@ -18,13 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from steepen.errors import SteepenError, UsageError, is_whole, shorten
-from steepen.recipe.hardware import ACCELERATORS, Accelerator, find_accelerator
-from steepen.recipe.memory import largest_micro_batch
+from steepen.recipe.memory import ACCELERATORS, Accelerator, find_accelerator, largest_micro_batch
 from steepen.recipe.recipe import PlannedRun
 from steepen.recipe.sharding import Shard
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
-from steepen.runs.store import RunDirectory
 from steepen.utils.formatting import format_duration
 from steepen.utils.values import parse_duration
 
@@ -88,10 +86,9 @@ ASSUMED_MFU = 0.4  # fraction of a GPU's peak; used until a run has been measure
 START_SECONDS = 5.0  # to import torch, open the data and validate
 
 
-def remaining_flops(spec: RunSpec, run: RunDirectory) -> float:
-    """FLOPs from the newest checkpoint to the end, in proportion to steps."""
-    done = max(0, run.saved_step()) / spec.steps
-    return expected_flops(spec) * max(0.0, 1 - done)
+def remaining_flops(spec: RunSpec, start: int) -> float:
+    """FLOPs from a step to the end: from that of its newest checkpoint, or where it branches off a trunk."""
+    return expected_flops(spec) - expected_flops(spec, stop=min(start, spec.steps))
 
 
 @dataclass(frozen=True)
@@ -184,11 +181,11 @@ def speed_samples(records: Iterable[RunRecord]) -> tuple[SpeedSample, ...]:
         SpeedSample(
             record.spec.precision,
             record.flops / record.tokens,
-            record.flops / record.seconds_training * _runs_per_gpu(record) / _ranks(record),
+            record.spent_flops / record.seconds_training * _runs_per_gpu(record) / _ranks(record),
             max(0.0, record.seconds_total - record.seconds_training),
         )
         for record in records
-        if record.seconds_training > 0 and record.tokens > 0 and record.flops > 0
+        if record.seconds_training > 0 and record.tokens > 0 and record.spent_flops > 0
     )
 
 

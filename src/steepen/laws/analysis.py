@@ -1,6 +1,9 @@
 """Analyse ladders of several arms: one model, laws, a verdict for each arm, multipliers and hold-outs.
 
-`analyse_table` does it for a table of runs; warnings about the table and its laws are a sentence each.
+The flow: `analyse_table` makes ladders of a table of runs, `analyse` fits the model of the whole table
+(`fit_ladders`), from which laws, verdicts, multipliers and the scores of hold-outs all come. Runs that the
+model finds off the others are left out before any of them, so that no number rests on runs that another
+leaves out. Warnings about the table and its laws are a sentence each.
 """
 
 from __future__ import annotations
@@ -12,12 +15,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from steepen.errors import UsageError
+from steepen.errors import UsageError, require_one_of
 from steepen.laws.distributions import Prior
 from steepen.laws.fits.compute_law import ComputeFit, FitSettings, Loss, ReferenceLaw, law_dict
 from steepen.laws.fits.paper_method import fit_paper
 from steepen.laws.ladder import Ladder, check_ladders
-from steepen.laws.table import Table
 from steepen.laws.verdict.evidence import Verdict
 from steepen.laws.verdict.holdout import HeldOutLoss, hold_out_rungs, score_hold_outs
 from steepen.laws.verdict.judge import Outlier, TableJudge, fit_ladders
@@ -28,7 +30,8 @@ from steepen.laws.verdict.multipliers import (
     fitted_multipliers,
     interpolated_multipliers,
 )
-from steepen.laws.verdict.questions import DecisionRule, contrasts, p_values
+from steepen.laws.verdict.questions import DecisionRule
+from steepen.tables.table import Table
 
 MIN_PLAUSIBLE_FLOPS = 1e6  # a training run takes more; smaller numbers are in another unit
 MAX_PLAUSIBLE_LOSS = 20.0  # nats per token: more is a perplexity
@@ -180,12 +183,8 @@ class AnalysisRequest:
     unit: str = "FLOPs"  # of the ladders' x axis, for sentences
 
     def __post_init__(self) -> None:
-        if self.method not in ("both", "joint", "paper"):
-            raise UsageError(f"method is {self.method!r}; choose both, joint or paper.")
-        if self.interpolate not in INTERPOLATIONS:
-            raise UsageError(
-                f"interpolate is {self.interpolate!r}; choose one of {', '.join(INTERPOLATIONS)}."
-            )
+        require_one_of("method", self.method, ("both", "joint", "paper"))
+        require_one_of("interpolate", self.interpolate, INTERPOLATIONS)
         if self.draws < 100:
             raise UsageError(f"draws is {self.draws}; an interval needs at least 100.")
         if self.lr_regret is not None and not self.lr_regret > 0:
@@ -271,18 +270,6 @@ class LadderAnalysis:
             "warnings": list(self.warnings),
         }
 
-    def summary(self) -> str:
-        """Verdicts, laws, hold-outs and warnings as text."""
-        parts = [verdict.summary() for verdict in self.verdicts.values()]
-        parts += [fit.summary() for fit in self.fits.values()]
-        parts += [
-            f"held out {h.arm} at {h.flops:.3g}: {h.observed:.4f} against {h.forecast:.4f}, error"
-            f" {h.error:+.4f}"
-            f" ({h.error_in_sigma:+.1f}σ, {h.compute_factor:.2f}× in compute)"
-            for h in self.hold_out
-        ]
-        return "\n".join([*parts, *(f"warning: {warning}" for warning in self.warnings)])
-
 
 def fit_compute(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
     """Fit L(C) = E + A·(C/C0)^−γ to every arm by `settings.method`."""
@@ -325,7 +312,7 @@ def analyse(
         lack_of_fit=judge.tau,
         seed_noise=_seed_noise(judge),
         p_shared_irreducible_loss=judge.p_one_e,
-        e_sweep=_sweep_e(judge, others),
+        e_sweep=_sweep_e(judge, others, request.adjust),
         warnings=(*short, *not_fitted, *collect_warnings(given, judge, primary, request.unit)),
         judge=judge,
     )
@@ -383,8 +370,8 @@ def _seed_noise(judge: TableJudge) -> tuple[tuple[float, float], ...]:
     return tuple(found)
 
 
-def _sweep_e(judge: TableJudge, others: Sequence[str]) -> tuple[SweptE, ...]:
-    """The first two answers at several values of E, each taken as known."""
+def _sweep_e(judge: TableJudge, others: Sequence[str], adjust: bool) -> tuple[SweptE, ...]:
+    """The first two answers at several values of E, each taken as known; arms share the level as ever."""
     if judge.own_e or judge.fit.e_at_bound.any() or not others or len(others) > 50:
         return ()
     weights = judge.fit.weight[:, 0]
@@ -403,15 +390,10 @@ def _sweep_e(judge: TableJudge, others: Sequence[str]) -> tuple[SweptE, ...]:
         if not 0 < value < lowest:
             continue
         held = fit_ladders(judge.ladders, judge.settings, judge.rule, Prior(value), judge.unit)
-        answers: dict[str, str] = {}
-        for name in others:
-            pair = held.names.index(judge.settings.reference), held.names.index(name)
-            span = held.range_of(pair)
-            if span is None:
-                continue
-            p = p_values(contrasts(held.fit, pair, *span), judge.rule)
-            answers[name] = f"{p.better(judge.rule.level)[0]}; {p.growth(judge.rule.level)[0]}"
-        found.append(SweptE(value, answers))
+        pairs = [(judge.settings.reference, name) for name in others if name in held.ladders]
+        asked = [one for one in held.ask(pairs, adjust) if one.span is not None]
+        words = {held.names[one.pair[1]]: "; ".join(one.answers(one.levels)[:2]) for one in asked}
+        found.append(SweptE(value, words))
     return tuple(found)
 
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from steepen.errors import UsageError, nearest
-from steepen.laws.arrays import Array, Mask
+from steepen.errors import UsageError, require_reference
 from steepen.laws.distributions import Interval
 from steepen.laws.fits.chinchilla import ChinchillaFit, ChinchillaSettings, fit_chinchilla
 from steepen.laws.fits.size_law_comparison import ArmRuns, LawComparison, compare_laws, holm
 from steepen.laws.fits.size_law_solver import IntArray, ModelSize
-from steepen.laws.table import Table
-from steepen.laws.table_selection import held_out, parse_hold_outs
+from steepen.tables.table import Table
+from steepen.tables.table_selection import held_out, parse_hold_outs
+from steepen.utils.arrays import Array, Mask
 
 LOOPED_COLUMNS = ("n_once", "n_rec", "passes")  # of looped models, in place of parameters
 
@@ -135,10 +135,8 @@ def fit_chinchilla_table(
         raise UsageError("`law` looped has no compute-optimal split of N and D; leave `budget` out.")
     rows = _Rows.read(table, looped, with_arms=reference is not None)
     arms = list(dict.fromkeys(rows.arm.tolist()))
-    if reference is not None and reference not in arms:
-        raise UsageError(
-            f"the reference '{reference}' is not among the arms; did you mean {nearest(reference, arms)}?"
-        )
+    if reference is not None:
+        require_reference(reference, arms)
     held, further = _hold_out(table, rows, arms, hold_out, looped)
     warnings = list[str]()
     fits: dict[str, ArmChinchilla] = {}
@@ -210,7 +208,7 @@ class _Rows:
             size = ModelSize(once, recurrent, np.log(passes))
         else:
             size, passes = ModelSize.of(table.numbers("parameters")), np.ones(len(table))
-        run = np.array(table.names("run")) if table.has("run") else None
+        run = None if (shared := table.training_runs()) is None else np.array(shared)
         if run is None:
             cells = zip(arm, size.stored.tolist(), passes.tolist(), d.tolist(), strict=True)
             table.require_unique_rows(

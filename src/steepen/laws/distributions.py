@@ -14,12 +14,22 @@ import numpy as np
 from scipy import special
 
 from steepen.errors import UsageError
-from steepen.laws.arrays import Array
+from steepen.utils.arrays import Array
 
 Interval = tuple[float, float]
 
 # A residual scatter below this fraction of the loss is attributed to rounding of the table.
 ROUNDING_ERROR = 1e-9
+
+
+def exp(value: float) -> float:
+    """The exponential, clipped where it would overflow."""
+    return math.exp(min(max(value, -700.0), 700.0))
+
+
+def exp_interval(interval: Interval) -> Interval:
+    """The exponentials of an interval's ends."""
+    return exp(interval[0]), exp(interval[1])
 
 
 def t_quantile(probability: float, df: Array) -> Array:

@@ -20,13 +20,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from steepen.errors import UsageError
-from steepen.laws.arrays import Array, Mask
+from steepen.errors import UsageError, require_one_of
 from steepen.laws.distributions import Interval
 from steepen.laws.fits.accuracy_links import LINK_PARAMETERS, accuracy_at, fit_link, refit_link
 from steepen.laws.fits.paper_method import fit_irreducible_losses
-from steepen.laws.table import Table
-from steepen.laws.table_selection import held_out, parse_hold_outs
+from steepen.tables.table import Table
+from steepen.tables.table_selection import held_out, parse_hold_outs
+from steepen.utils.arrays import Array, Mask
 
 Chain = Literal["gadre", "olmo", "paper", "direct"]
 CHAINS: tuple[Chain, ...] = ("gadre", "olmo", "paper", "direct")
@@ -108,8 +108,7 @@ def forecast_table(
 
     `hold_out` is FLOPS or ARM:FLOPS (a loss where there are no FLOPs); None holds out each arm's largest run.
     """
-    if chain not in CHAINS:
-        raise UsageError(f"`chain` = {chain!r} is not valid: choose one of {', '.join(CHAINS)}.")
+    require_one_of("`chain`", chain, CHAINS)
     rows = _read(table)
     if rows.loss is None:
         chain = "direct"
@@ -160,7 +159,7 @@ def _read(table: Table) -> _Rows:
     if flops is None and loss is None:
         table.require(["flops", "loss"])
     arm = table.names("arm") if table.has("arm", aliases=False) else [""] * len(table)
-    names = table.names("run") if table.has("run", aliases=False) else [str(i) for i in range(len(table))]
+    names = table.training_runs() or [str(i) for i in range(len(table))]
     numbers = {name: i for i, name in enumerate(dict.fromkeys(names))}
     run = np.array([numbers[name] for name in names], np.intp)
     return _Rows(arm, flops, loss, 1 - score if is_error else score, is_error, run)

@@ -8,17 +8,16 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from steepen.errors import UsageError
-from steepen.errors import nearest as nearest_name
-from steepen.laws.arrays import Array, Mask
+from steepen.errors import UsageError, require_one_of, require_reference
 from steepen.laws.distributions import Interval
 from steepen.laws.fits.isoflop import IsoflopFit, fit_isoflop
 from steepen.laws.fits.isoflop_comparison import SweepComparison, compare_sweeps
 from steepen.laws.fits.isoflop_runs import fit_isoflop_runs
 from steepen.laws.fits.size_law_comparison import holm
 from steepen.laws.fits.vertex import VertexMethod
-from steepen.laws.table import ALIASES, Table
-from steepen.laws.table_selection import held_out, parse_hold_outs
+from steepen.tables.table import ALIASES, Table
+from steepen.tables.table_selection import held_out, parse_hold_outs
+from steepen.utils.arrays import Array, Mask
 
 SweepLoss = Literal["mse", "log-mse"]
 
@@ -114,26 +113,22 @@ def fit_isoflop_table(
     """Fit every budget's optimum, and the law of the optima, to columns budget, x, loss (and arm, seed, run).
 
     Without a column x, x is the number of parameters, or of tokens. Arms are compared with the `reference`.
-    Where rows share a training run (`run`), the intervals of parabolas are from a bootstrap over runs.
+    Where rows share training (`run`, `trunk`), the intervals of parabolas are from a bootstrap over runs.
     """
     if loss not in ("mse", "log-mse"):
         raise UsageError(
             f"loss is {loss!r}; an iso-compute parabola is least squares: choose mse (of the loss) or"
             " log-mse."
         )
-    if vertex not in ("quadratic", "akima"):
-        raise UsageError(f"vertex is {vertex!r}; choose quadratic or akima.")
+    require_one_of("vertex", vertex, ("quadratic", "akima"))
     table, x_name = _with_x(table)
     table.require([*(["arm"] if reference else []), "budget", "x", "loss"])
     c, x, y = (table.numbers(name) for name in ("budget", "x", "loss"))
     has_arms = table.has("arm", aliases=reference is not None)
     names = np.array(table.names("arm") if has_arms else [""] * len(table))
     arms = cast(list[str], list(dict.fromkeys(names.tolist())))
-    if reference is not None and reference not in arms:
-        raise UsageError(
-            f"the reference '{reference}' is not among the arms; did you mean"
-            f" {nearest_name(reference, arms)}?"
-        )
+    if reference is not None:
+        require_reference(reference, arms)
     # Two sizes may share an x (of tokens); a row that is there twice counts twice.
     cells = list(zip(names.tolist(), c.tolist(), x.tolist(), y.tolist(), strict=True))
     table.require_unique_rows(cells, f"budget, x and loss{' of an arm' * has_arms}")
@@ -141,7 +136,7 @@ def fit_isoflop_table(
     held = np.zeros(len(c), bool)
     for arm, mask in masks.items():
         held[names == arm] = mask
-    runs = np.array(table.names("run")) if table.has("run", aliases=False) else None
+    runs = None if (shared := table.training_runs()) is None else np.array(shared)
 
     def fit(rows: Mask) -> IsoflopFit:
         if runs is not None and vertex == "quadratic" and len(np.unique(runs[rows])) < int(rows.sum()):

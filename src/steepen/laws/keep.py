@@ -9,13 +9,13 @@ from typing import Literal
 
 import numpy as np
 
-from steepen.errors import UsageError, nearest
+from steepen.errors import UsageError, require_reference
 from steepen.laws.analysis import AnalysisRequest, analyse
 from steepen.laws.distributions import ROUNDING_ERROR, f_p_value, required_noncentrality, t_quantile
 from steepen.laws.ladder import Ladder
 from steepen.laws.registered_forecasts import nearest_rung
-from steepen.laws.table import MIN_ARM_RUNGS, MIN_REFERENCE_RUNGS
 from steepen.laws.verdict.evidence import Verdict
+from steepen.tables.table import MIN_ARM_RUNGS, MIN_REFERENCE_RUNGS
 from steepen.utils.formatting import format_flops
 
 Answer = Literal["yes", "no", "undecided"]
@@ -82,9 +82,7 @@ def keep_change(
     `tried` is the number of changes that share the level: by default the table's arms but the reference.
     """
     others = [name for name in ladders if name != reference]
-    if reference not in ladders:
-        meant = nearest(reference, ladders)
-        raise UsageError(f"the reference '{reference}' is not among the arms; did you mean {meant}?")
+    require_reference(reference, ladders)
     if arm is None and len(others) != 1:
         raise UsageError(f"name the change with `arm`; the arms are {', '.join(ladders)}.")
     arm = others[0] if arm is None else arm

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steepen.errors import UsageError, nearest
-from steepen.laws.arrays import Array, Mask
-from steepen.laws.table import MIN_ARM_RUNGS, MIN_REFERENCE_RUNGS, Table
+from steepen.errors import UsageError, require_reference
+from steepen.tables.table import MIN_ARM_RUNGS, MIN_REFERENCE_RUNGS, Table
+from steepen.utils.arrays import Array, Mask
 from steepen.utils.series import series_labels
 
 Rows = NDArray[np.intp]
@@ -123,8 +123,9 @@ def read_ladders(table: Table, typical: Table | None = None) -> dict[str, Ladder
     """The ladders of a table with columns arm, flops and loss, in the order arms appear.
 
     Further columns are used where present: `seed`; `loss_sd` or `weight`, the standard deviation or the
-    relative precision of a row's loss; `run`, the training run a row belongs to; `corpus` and `recipe`, which
-    separate ladders of one arm. `typical` is the table whose typical row has weight 1: this one by default.
+    relative precision of a row's loss; `run`, the training run a row belongs to, and `trunk`, runs of common
+    first steps; `corpus` and `recipe`, which separate ladders of one arm. `typical` is the table whose
+    typical row has weight 1: this one by default.
     """
     table.require(["arm", "flops", "loss"])
     flops, loss = table.numbers("flops"), table.numbers("loss")
@@ -132,6 +133,7 @@ def read_ladders(table: Table, typical: Table | None = None) -> dict[str, Ladder
     arms = series_labels(table.names("arm"), corpora, recipes)
     seeds, precision = table.seeds(), read_weights(table, typical or table)
     run_names = table.names("run") if table.has("run") else None
+    shared = table.training_runs()
     stated = table.numbers("loss_sd") if table.has("loss_sd") else None
     seen: dict[tuple[str, float, str, str], int] = {}
     rows_of: dict[str, list[int]] = {}
@@ -156,7 +158,7 @@ def read_ladders(table: Table, typical: Table | None = None) -> dict[str, Ladder
             tuple(loss[rows] for rows in groups),
             tuple(table.place(int(rows[0])) for rows in groups),
             np.array([float(precision[rows].sum()) for rows in groups]),
-            _link_rungs([[run_names[int(row)] for row in rows] for rows in groups]) if run_names else (),
+            _link_rungs([[shared[int(row)] for row in rows] for rows in groups]) if shared else (),
             tuple(tuple(seeds[int(row)] for row in rows) for rows in groups),
             np.zeros(len(groups))
             if stated is None
@@ -200,10 +202,7 @@ def check_ladders(ladders: dict[str, Ladder], reference: str) -> tuple[dict[str,
 
     Raises UsageError for a reference that is not among the arms, or is too short.
     """
-    if reference not in ladders:
-        raise UsageError(
-            f"the reference '{reference}' is not among the arms; did you mean {nearest(reference, ladders)}?"
-        )
+    require_reference(reference, ladders)
     kept: dict[str, Ladder] = {}
     warnings: list[str] = []
     for arm, ladder in ladders.items():

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from scipy import special
 
-from steepen.errors import UsageError
+from steepen.errors import UsageError, require_one_of
 from steepen.laws.distributions import t_quantile
 from steepen.laws.model.fit_tables import fit_tables
 from steepen.laws.model.laws import Array, Cells, Laws
@@ -30,7 +30,6 @@ from steepen.laws.verdict.questions import (
 from steepen.laws.verdict.sensitivity import DRIFT_SHAPES, DriftShape, drift_profile
 
 Target = Literal["growth", "exponent"]
-Question = Literal["better", "growth"]
 TARGETS: tuple[Target, ...] = ("growth", "exponent")
 MIN_DECADES = 0.29  # no ladder is shorter
 SEARCH_DRAWS, CONFIRM_DRAWS = 150, 500  # of a candidate, and of one that passes
@@ -77,10 +76,9 @@ class LadderPlan:
             raise UsageError(f"highest is {self.highest:g}, not above lowest ({self.lowest:g}).")
         if not (math.isfinite(self.delta_gamma) and self.gamma + self.delta_gamma > 0):
             raise UsageError(f"delta_gamma is {self.delta_gamma}; γ + Δγ must stay above zero.")
-        if not (math.isfinite(self.irreducible_loss) and self.irreducible_loss >= 0):
-            raise UsageError(f"irreducible_loss is {self.irreducible_loss}; give a loss of zero or more.")
-        if not (math.isfinite(self.lack_of_fit) and self.lack_of_fit >= 0):
-            raise UsageError(f"lack_of_fit is {self.lack_of_fit}; give a loss of zero or more.")
+        for name in ("irreducible_loss", "lack_of_fit"):
+            if not (math.isfinite(value := getattr(self, name)) and value >= 0):
+                raise UsageError(f"{name} is {value}; give a loss of zero or more.")
         if self.arms < 1:
             raise UsageError(f"arms is {self.arms}; give at least 1.")
         _ = self.rule
@@ -211,23 +209,16 @@ def simulate_power(plan: LadderPlan, draws: int = 1000, seed: int = 0) -> Power:
     better_fractions: dict[Better, float] = {word: better.count(word) / draws for word in BETTER}
     growth_fractions: dict[Growth, float] = {word: growth.count(word) / draws for word in GROWTH}
     cause_fractions: dict[ByWhat, float] = {word: causes.count(word) / draws for word in BY_WHAT}
+    growth_found = growth_fractions[expected_growth]
     return Power(
-        plan=plan,
-        better=better_fractions[expected_better],
-        growth=growth_fractions[expected_growth],
-        exponent=cause_fractions["exponent"]
-        if expected_growth == "grows"
-        else growth_fractions[expected_growth],
-        expected_better=expected_better,
-        expected_growth=expected_growth,
-        better_fractions=better_fractions,
-        growth_fractions=growth_fractions,
-        by_what_fractions=cause_fractions,
+        plan=plan, better=better_fractions[expected_better], growth=growth_found,
+        exponent=cause_fractions["exponent"] if expected_growth == "grows" else growth_found,
+        expected_better=expected_better, expected_growth=expected_growth, better_fractions=better_fractions,
+        growth_fractions=growth_fractions, by_what_fractions=cause_fractions,
         delta_gamma_error=float(np.std(np.concatenate(slopes))),
         confounding_penalty=_confounding_penalty(plan),
-        confounding_ladder="arm" if plan.delta_gamma < 0 else "reference",
-        draws=draws,
-    )
+        confounding_ladder="arm" if plan.delta_gamma < 0 else "reference", draws=draws,
+    )  # fmt: skip
 
 
 def _simulate(plan: LadderPlan, sets: int, rng: np.random.Generator) -> TableFit:
@@ -296,8 +287,7 @@ def cheapest_ladder(
     max_decades: float = 8.0,
 ) -> CheapestLadder:
     """Search rungs, span and seeds for the least FLOPs with power `goal`; the lowest rung stays fixed."""
-    if target not in TARGETS:
-        raise UsageError(f"target is {target!r}; choose growth or exponent.")
+    require_one_of("target", target, TARGETS)
     if not 0.05 < goal < 0.975:
         raise UsageError(f"goal is {goal}; give a power between 0.05 and 0.975 (the 5% level limits it).")
     if plan.delta_gamma == 0:
@@ -332,50 +322,6 @@ def cheapest_ladder(
                 if _reached(power, target) >= goal:
                     return CheapestLadder(target, goal, cheapest, power)
     return CheapestLadder(target, goal, None, None)
-
-
-@dataclass(frozen=True)
-class Extension:
-    """The cheapest further runs with which a ladder has power `goal` for one question; none if none have.
-
-    `runs` are compute and the number of new runs of each arm there.
-    """
-
-    question: Question
-    goal: float
-    plan: LadderPlan | None = None
-    power: Power | None = None
-    runs: tuple[tuple[float, int], ...] = ()
-
-    @property
-    def cost(self) -> float:
-        """FLOPs of the new runs of both arms."""
-        return sum(2 * count * flops for flops, count in self.runs)
-
-
-def extend_ladder(
-    plan: LadderPlan, question: Question, goal: float = 0.90, *, draws: int = 1000
-) -> Extension:
-    """Search more seeds of the planned rungs, and up to six more rungs above, for the least further FLOPs."""
-    ratio = (plan.highest / plan.lowest) ** (1 / (plan.rungs - 1))
-    options: list[Extension] = []
-    for extra in range(7):
-        for seeds in range(plan.seeds, max(plan.seeds, 5) + 1):
-            longer = replace(plan, rungs=plan.rungs + extra, highest=plan.highest * ratio**extra, seeds=seeds)
-            counts = [seeds - plan.seeds] * plan.rungs + [seeds] * extra
-            new = [(f, count) for f, count in zip(longer.flops.tolist(), counts, strict=True) if count]
-            options.append(Extension(question, goal, longer, None, tuple(new)))
-    for option in sorted(options, key=lambda one: one.cost):
-        assert option.plan is not None
-        if question == "growth" and predicted_power(option.plan, "growth") < goal:
-            continue
-        for count in (SEARCH_DRAWS, CONFIRM_DRAWS):
-            power = simulate_power(option.plan, min(count, draws))
-            if getattr(power, question) < goal:
-                break
-        else:
-            return replace(option, power=power)
-    return Extension(question, goal)
 
 
 def _reached(power: Power, target: Target) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from steepen.errors import UsageError, nearest, require, require_count, require_positive
 from steepen.model.block_options import BlockOptions
 from steepen.model.shape import MAX_BLOCKS, BlockAllocation, Shape, SizeRule
+from steepen.model.stages import PassSchedule, Stage
 from steepen.utils.formatting import printable
 from steepen.utils.imports import object_name
 
@@ -24,116 +26,6 @@ OWN_CODE = {
     "steepen.model.boundary:inject",
     "steepen.model.boundary:normalize_and_inject",
 }
-
-MAX_PASSES = 10_000  # of the core
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A stage of training with one rule for the number of core passes.
-
-    `passes` holds one count, or several from which one is drawn uniformly at every optimizer step.
-    `start` is the fraction of tokens at which the stage begins; None leaves it to the recipe (1 − ρ).
-    """
-
-    passes: tuple[int, ...]
-    start: float | None = 0.0
-
-    def __post_init__(self) -> None:
-        valid = bool(self.passes) and all(isinstance(k, int) and 1 <= k <= MAX_PASSES for k in self.passes)
-        require(valid, "Stage", "passes", self.passes, f"one or more whole numbers from 1 to {MAX_PASSES:,}")
-        inside = self.start is None or 0.0 <= self.start < 1.0
-        require(
-            inside, "Stage", "start", self.start, "a fraction of tokens in [0, 1), or None for the recipe's"
-        )
-
-    @property
-    def max_passes(self) -> int:
-        """Largest number of passes this stage can draw."""
-        return max(self.passes)
-
-    @property
-    def median_passes(self) -> int:
-        """Number of passes a network of this stage is evaluated at."""
-        return sorted(self.passes)[len(self.passes) // 2]
-
-
-@dataclass(frozen=True)
-class PassSchedule:
-    """The number of core passes over the course of training. Growth and random recurrence are schedules."""
-
-    stages: tuple[Stage, ...] = (Stage((1,)),)
-
-    def __post_init__(self) -> None:
-        require(bool(self.stages), "PassSchedule", "stages", self.stages, "at least one stage")
-        require(
-            self.stages[0].start == 0.0,
-            "PassSchedule",
-            "stages",
-            self.stages,
-            "a sequence whose first stage starts at 0",
-        )
-        starts = [stage.start for stage in self.stages[1:]]
-        open_starts = starts.count(None)
-        alone = open_starts == 0 or len(starts) == 1
-        require(
-            alone,
-            "PassSchedule",
-            "stages",
-            self.stages,
-            "a sequence with every start given when there are several changes",
-        )
-        known = [0.0, *[start for start in starts if start is not None]]
-        require(known == sorted(set(known)), "PassSchedule", "stages", self.stages, "sorted by start")
-
-    @staticmethod
-    def fixed(passes: int) -> PassSchedule:
-        """The same number of passes throughout."""
-        return PassSchedule((Stage((passes,)),))
-
-    @staticmethod
-    def growing(first: int, *then: int, start: float | None = None) -> PassSchedule:
-        """Start with `first` passes; after growth use `then`, drawn uniformly at every step if several."""
-        return PassSchedule((Stage((first,)), Stage(then, start)))
-
-    @staticmethod
-    def staged(*steps: tuple[float, int]) -> PassSchedule:
-        """Pass counts by the fraction of tokens at which each begins: staged((0, 2), (0.5, 4), (0.8, 6))."""
-        return PassSchedule(tuple(Stage((passes,), float(start)) for start, passes in steps))
-
-    @property
-    def grows(self) -> bool:
-        """Whether the count changes between stages."""
-        return len(self.stages) > 1
-
-    @property
-    def initial(self) -> int:
-        """Passes the network is built with."""
-        return self.stages[0].max_passes
-
-    @property
-    def final(self) -> int:
-        """Passes a finished network is evaluated at: the last stage's median."""
-        return self.stages[-1].median_passes
-
-    @property
-    def max_passes(self) -> int:
-        """The largest count of all stages."""
-        return max(stage.max_passes for stage in self.stages)
-
-    def resolve(self, rho: float | None) -> PassSchedule:
-        """Fill in a start left to the recipe: 1 − ρ, with ρ the fraction of tokens after growth."""
-        if all(stage.start is not None for stage in self.stages):
-            return self
-        if rho is None or not 0.0 < rho <= 1.0:
-            raise UsageError(
-                f"rho = {rho!r} is not valid: a growing schedule needs a fraction of tokens in (0, 1]."
-            )
-        # With ρ = 1 the second stage is the whole run.
-        if rho == 1.0:
-            return PassSchedule((Stage(self.stages[-1].passes, 0.0),))
-        start = round(1.0 - rho, 12)  # 1 − 0.18 is 0.82, without an error in the last binary digit
-        return PassSchedule((self.stages[0], Stage(self.stages[1].passes, start)))
 
 
 @dataclass(frozen=True)
@@ -249,6 +141,21 @@ class Arm:
         """The shape of this arm at a nominal depth."""
         return Shape.at(depth, self.allocation.at(depth), size_rule)
 
+    def at(self, stage: Stage, shape: Shape) -> tuple[Arm, Shape]:
+        """The arm and shape of a stage of growth whose last stage has this shape."""
+        return self, stage.shape(shape)
+
+    def networks(self, shape: Shape, schedule: PassSchedule) -> tuple[StageNetwork, ...]:
+        """The network of each stage of a schedule; it keeps the cores that a later stage does not use."""
+        found: list[StageNetwork] = []
+        passes = 0
+        for stage in schedule.stages:
+            passes = max(passes, stage.max_passes)
+            found.append(StageNetwork(*self.at(stage, shape), passes))
+        for before, after in pairwise(found):
+            require_growth(before, after, schedule)
+        return tuple(found)
+
     def passes_without_gradient(self, passes: int) -> int:
         """Core passes, the first ones, that truncated backpropagation leaves out."""
         return 0 if self.backprop_passes is None else max(0, passes - self.backprop_passes)
@@ -260,3 +167,37 @@ class Arm:
     def stored_blocks(self, allocation: BlockAllocation, passes: int) -> int:
         """Blocks stored to run this many passes."""
         return allocation.executed(self.stored_cores(passes))
+
+
+@dataclass(frozen=True)
+class StageNetwork:
+    """What the network of a stage of training is built from."""
+
+    arm: Arm
+    shape: Shape
+    passes: int  # the most it has had to run so far: so many untied cores are stored
+
+    def __str__(self) -> str:
+        shape = self.shape
+        return (
+            f"{shape.allocation.executed(self.passes)} executed blocks in {self.passes} core "
+            f"{'pass' if self.passes == 1 else 'passes'}, width {shape.width:,}, context {shape.context:,}"
+        )
+
+
+def require_growth(before: StageNetwork, after: StageNetwork, schedule: PassSchedule) -> None:
+    """Raise UsageError unless the second network can grow from the first."""
+    old, new = before.shape, after.shape
+    sections = zip(astuple(old.allocation), astuple(new.allocation), strict=True)
+    pairs = [*sections, (old.width, new.width), (old.context, new.context)]
+    if any(first > last for first, last in pairs):
+        raise UsageError(f"growth only adds: {after} cannot follow {before}.")
+    if old.width == new.width:
+        return
+    if ":" in before.arm.block:
+        raise UsageError(f"the custom block {before.arm.block} cannot grow in width.")
+    if schedule.new_width == "copy" and new.width % old.width:
+        raise UsageError(
+            f"width {old.width:,} cannot grow to {new.width:,} by copies, which keep what the network "
+            "computes only at a whole multiple: choose another fraction or depth, or new_width=zero."
+        )

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from steepen.errors import UsageError, nearest, shorten
-from steepen.model.arm import AllocationRule, Arm, PassSchedule
+from steepen.model.arm import AllocationRule, Arm
 from steepen.model.block_options import parse_block_options
+from steepen.model.stages import AXES, CHOICES, PassSchedule, parse_growth
 from steepen.utils.imports import import_object, trust_code
 
 NORM_AND_INJECT = "norm+inject"
@@ -159,15 +160,15 @@ _ALIASES = {arm_key(name): arm for name, arm in PAPER_NAMES.items()}
 
 def find_arm(name: str | Arm | type) -> Arm:
     """Find an arm: a row of the table, one of the paper's names, a family with its K (loop-3), each also with
-    options of its block (vanilla+kv_heads=4); "module:attribute", an Arm itself, or the class of a block,
-    which makes a vanilla arm of that block.
+    options of its block (vanilla+kv_heads=4) and stages of growth (vanilla+width=0.5-1@0.4);
+    "module:attribute", an Arm itself, or the class of a block, which makes a vanilla arm of that block.
     """
     if isinstance(name, Arm):
         return _with_own_title(name)
     if isinstance(name, type):
         return _from_block(name)
     if "=" in name.partition("+")[2]:
-        return _with_block_options(name)
+        return _with_options(name)
     if ":" in name:
         return _from_module(name)
     key = arm_key(name)
@@ -190,13 +191,16 @@ def paper_names(arm: str) -> list[str]:
     return [name for name, own in PAPER_NAMES.items() if own == arm]
 
 
-def _with_block_options(name: str) -> Arm:
-    """An arm with options of its block: operator-1+kv_heads=4+window=256."""
+def _with_options(name: str) -> Arm:
+    """An arm with options of its block and stages of growth: operator-1+kv_heads=4+blocks=1-all@0.3."""
     base, *settings = (part.strip() for part in name.split("+"))
-    arm, options = find_arm(base), parse_block_options(settings)
+    arm, grows = find_arm(base), {*AXES, *CHOICES}
+    growth = [setting for setting in settings if setting.partition("=")[0] in grows]
+    passes = parse_growth(arm.passes, growth) if growth else arm.passes
+    options = parse_block_options([setting for setting in settings if setting not in growth])
     name = "+".join([arm.name, *settings])
     title = ", ".join([arm.title, *(setting.replace("_", " ").replace("=", " ") for setting in settings)])
-    return replace(arm, name=name, title=title, block_options=options)
+    return replace(arm, name=name, title=title, passes=passes, block_options=options)
 
 
 def _from_module(path: str) -> Arm:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
-from steepen.errors import UsageError, nearest, require, require_count, show
+from steepen.errors import UsageError, nearest, require, show
 from steepen.model.shape import MAX_SIZE, Shape
+from steepen.utils.codec import Checked, Range, from_builtins
 
 Activation = Literal["swiglu", "relu2"]
 Balance = Literal["bias", "loss", "none"]
@@ -16,42 +17,38 @@ MAX_STREAMS = 64
 
 
 @dataclass(frozen=True)
-class BlockOptions:
+class BlockOptions(Checked):
     """What an arm changes in the transformer block; the defaults are the paper's block.
 
     The width of an expert is that of the dense MLP divided by the experts that a token uses (routed and
     shared), so that a block of experts costs the FLOPs of the dense one and of its router.
     """
 
-    kv_heads: int | None = None  # heads of keys and values (GQA); None: as many as of queries
-    window: int | None = None  # newest tokens that a query sees, itself included; None: all
+    # Heads of keys and values (GQA); None: as many as of queries.
+    kv_heads: Annotated[int, Range(1, MAX_SIZE)] | None = None
+    # Newest tokens that a query sees, itself included; None: all.
+    window: Annotated[int, Range(1, MAX_SIZE)] | None = None
     activation: Activation = "swiglu"  # relu2: max(0, x)² without a gate, 3/2 as wide: as many parameters
     parallel: bool = False  # attention and MLP read the same normed input, and are added together
     # Hyper-connections: copies of the residual stream, of which every branch reads a learned mixture, and
     # which are mixed with learned weights where a branch is added to them. None: the residual connection.
-    streams: int | None = None
-    experts: int | None = None  # MLPs of which the router chooses `active_experts` per token; None: one MLP
-    active_experts: int = 2
-    shared_experts: int = 0  # experts that every token uses besides
+    streams: Annotated[int, Range(1, MAX_STREAMS)] | None = None
+    # MLPs of which the router chooses `active_experts` per token; None: one MLP.
+    experts: Annotated[int, Range(1, MAX_EXPERTS)] | None = None
+    active_experts: Annotated[int, Range(1, MAX_EXPERTS)] = 2
+    shared_experts: Annotated[int, Range(0, MAX_EXPERTS)] = 0  # experts that every token uses besides
     # What keeps the load of the experts even: a bias on the choice that follows the load and is not in the
     # loss, or a term of the loss, or nothing.
     balance: Balance = "bias"
 
     def __post_init__(self) -> None:
-        counts = {"kv_heads": MAX_SIZE, "window": MAX_SIZE, "experts": MAX_EXPERTS, "streams": MAX_STREAMS}
-        for name, maximum in counts.items():
-            require_count("BlockOptions", name, getattr(self, name), maximum=maximum)
-        most = MAX_EXPERTS if self.experts is None else self.experts
-        active, shared = self.active_experts, self.shared_experts
-        if self.experts is not None and active == BlockOptions.active_experts:
+        super().__post_init__()
+        active, most = self.active_experts, MAX_EXPERTS if self.experts is None else self.experts
+        if active == BlockOptions.active_experts:
             object.__setattr__(self, "active_experts", active := min(active, most))
-        good = isinstance(active, int) and 1 <= active <= most
-        require(good, "BlockOptions", "active_experts", active, f"a whole number from 1 to {most:,}")
-        good = isinstance(shared, int) and 0 <= shared <= MAX_EXPERTS
-        require(good, "BlockOptions", "shared_experts", shared, f"a whole number from 0 to {MAX_EXPERTS:,}")
-        for name, choices in (("activation", get_args(Activation)), ("balance", get_args(Balance))):
-            value = getattr(self, name)
-            require(value in choices, "BlockOptions", name, value, " or ".join(choices))
+        require(
+            active <= most, "BlockOptions", "active_experts", active, f"a whole number from 1 to {most:,}"
+        )
 
     @property
     def standard(self) -> bool:
@@ -92,7 +89,6 @@ def parse_block_options(settings: list[str]) -> BlockOptions:
     """Read NAME=VALUE settings, as in the arm vanilla+kv_heads=4+window=256."""
     import yaml
 
-    from steepen.utils.codec import from_builtins
     from steepen.utils.yaml_io import load_yaml
 
     names = [field.name for field in fields(BlockOptions)]

@@ -1,20 +1,225 @@
-"""Growth: more core passes from some step on.
+"""Growth: the network of the next stage, from that of the stage before.
 
-Tied growth changes only the number of passes. Untied growth stacks copies of the trained cores: core k of
-the grown network starts as core (k mod K₀) of the old one (Algorithm 1). Their
-optimizer state is zero, or copied too (`OptimizerConfig.growth_state`).
+Passes: tied growth changes only their number; untied growth stacks copies of the trained cores: core k of the
+grown network starts as core (k mod K₀) of the old one (Algorithm 1). Blocks: new ones are as at
+initialization, where their output is zero, or copies of others. Width: units are repeated, and the weights
+that read them divided among the repetitions; these start as different as at initialization, in directions
+that cancel, or they would stay equal. Or new units are added whose output is zero, and the residual stream is
+scaled so that its norm does not notice the new channels. Context: longer rows, no new parameters.
+
+Tied passes and a longer context change what the network computes, and so do copies of blocks.
 """
 
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, dataclass
+
+import torch
+from torch import Tensor
 
 from steepen.errors import UsageError
+from steepen.model.arm import StageNetwork
+from steepen.model.init import build_on_meta, initializer, to_empty
 from steepen.model.network import Network
+from steepen.model.stages import BlockOrder, NewWidth, PassSchedule
+
+Fill = Callable[[str, Tensor], None]
+
+# Dimension (from the last) of a parameter along which its rows or columns are heads.
+_HEADS = {"qkv": -2, "query": -2, "key_value": -2, "out": -1}
+# Parameters that write to the residual stream; all others read it. Both have the stream's width last, but
+# for the output projections, whose rows are the stream's channels.
+_WRITERS = {"embedding", "out", "down", "expert_down"}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The parameter that one of the grown network continues or copies."""
+
+    name: str | None  # None: it starts as at initialization
+    kept: bool  # it is the same parameter, not a copy
+
+
+class Growth:
+    """What the parameters of a grown network and their optimizer state are made from."""
+
+    def __init__(self, before: StageNetwork, after: StageNetwork, schedule: PassSchedule) -> None:
+        self.before, self.after, self.schedule = before, after, schedule
+        self._blocks = _block_origins(before, after, schedule)
+        self.widens = before.shape.width != after.shape.width
+
+    def origin(self, name: str) -> Origin:
+        """Where a parameter of the grown network comes from."""
+        parts = name.split(".")
+        if len(parts) == 1:  # embedding and head
+            return Origin(name, kept=not self.widens)
+        prefix = 3 if parts[0] == "cores" else 2
+        block, kept = self._blocks[".".join(parts[:prefix])]
+        source = None if block is None else ".".join([block, *parts[prefix:]])
+        return Origin(source, kept and not self.widens)
+
+    def weight(self, name: str, old: Tensor, shape: torch.Size, fresh: Fill) -> Tensor:
+        """A grown parameter from its origin's values; `fresh` fills a tensor as at initialization."""
+        if old.shape == shape:
+            return old
+        changed = {dim: self._index(name, dim, old, shape) for dim in _changed(old.shape, shape)}
+        taken = old
+        for dim, index in changed.items():
+            taken = taken.index_select(dim, index.clamp(min=0))
+        initial = torch.empty(shape, dtype=old.dtype, device=old.device)
+        fresh(name, initial)
+        if self.schedule.new_width == "zero":
+            new = initial if _leaf(name) not in _WRITERS else torch.zeros_like(initial)
+            return _where_old(changed, taken * self._scale(name), new)
+        index = changed.get(-1)
+        if index is None or _leaf(name) == "embedding":
+            return taken
+        size = old.shape[-1]
+        copies = torch.bincount(index, minlength=size).to(old.dtype)
+        mean = torch.zeros(*shape[:-1], size, dtype=old.dtype, device=old.device)
+        mean = mean.index_add(-1, index, initial) / copies
+        return (taken / copies[index]) + (initial - mean.index_select(-1, index))
+
+    def state(self, name: str, key: str, old: Tensor, before: torch.Size, after: torch.Size) -> Tensor:
+        """Optimizer state of a grown parameter from that of its origin, as the gradient changes.
+
+        A unit's repetitions share its gradient where its weights are repeated, and each have all of it where
+        they are divided. State of another shape (of rows, or one number) is repeated.
+        """
+        power = {"exp_avg": 1, "momentum": 1, "momentum_buffer": 1, "exp_avg_sq": 2}.get(key, 0)
+        changed = {dim: size for dim, size in _changed(before, after).items() if old.ndim >= -dim}
+        value, scale = old, self._scale(name) ** -power
+        indices: dict[int, Tensor] = {}
+        for dim, size in changed.items():
+            if value.shape[dim] != size:  # one number for all of them
+                continue
+            index = indices[dim] = self._index(name, dim, torch.empty(before, device="meta"), after, old)
+            value = value.index_select(dim, index.clamp(min=0))
+            if self.schedule.new_width == "copy" and (dim != -1 or _leaf(name) == "embedding"):
+                copies = torch.bincount(index, minlength=size)[index].to(old.dtype) ** power
+                value = value / copies.view([-1 if d == dim else 1 for d in range(-value.ndim, 0)])
+        value = value * scale
+        return _where_old(indices, value, torch.zeros_like(value))
+
+    def _scale(self, name: str) -> float:
+        """Factor of the old weights where new channels of the residual stream are zero, but for `copy`."""
+        if self.schedule.new_width == "copy" or not self.widens:
+            return 1.0
+        ratio = math.sqrt(self.after.shape.width / self.before.shape.width)
+        return ratio if _leaf(name) in _WRITERS else 1 / ratio
+
+    def _index(self, name: str, dim: int, old: Tensor, shape: torch.Size, on: Tensor | None = None) -> Tensor:
+        """Of each index along a dimension of the grown parameter, the old one it repeats; −1 for none."""
+        leaf = _leaf(name)
+        of_heads = _HEADS.get(leaf) == dim
+        unit = self.before.shape.head_dim if of_heads else 1
+        # Queries that share a head of keys stay together.
+        groups = self.before.arm.block_options.kv_heads if of_heads and leaf != "key_value" else None
+        index = repeated_units(
+            old.shape[dim] // unit, shape[dim] // unit, groups or 1, self.schedule.new_width
+        ).to((old if on is None else on).device)
+        inside = index.unsqueeze(-1) * unit + torch.arange(unit, device=index.device)
+        return torch.where(index.unsqueeze(-1) < 0, -1, inside).flatten()
+
+
+def repeated_units(old: int, new: int, groups: int, new_width: NewWidth) -> Tensor:
+    """For each of `new` units the old one that it repeats, evenly and in order, or −1 (at a group's end)."""
+    if new_width == "copy":
+        return torch.arange(new) * old // new
+    each, wider = old // groups, new // groups
+    place = torch.arange(wider).expand(groups, wider)
+    return torch.where(place < each, place + each * torch.arange(groups).unsqueeze(-1), -1).flatten()
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _changed(old: torch.Size, new: torch.Size) -> dict[int, int]:
+    """Dimensions, counted from the last, whose size changes, and their old size."""
+    return {dim: old[dim] for dim in range(-len(old), 0) if old[dim] != new[dim]}
+
+
+def _where_old(indices: Mapping[int, Tensor], old: Tensor, new: Tensor) -> Tensor:
+    """`old` where all indices name an old unit, else `new`."""
+    known = torch.ones((), dtype=torch.bool, device=old.device)
+    for dim, index in indices.items():
+        known = known & (index >= 0).view([-1 if d == dim else 1 for d in range(-old.ndim, 0)])
+    return torch.where(known, old, new)
+
+
+def _block_origins(
+    before: StageNetwork, after: StageNetwork, schedule: PassSchedule
+) -> dict[str, tuple[str | None, bool]]:
+    """For each block of the grown network the block that it continues (True) or copies, by their paths."""
+    old_cores, new_cores = (one.arm.stored_cores(one.passes) for one in (before, after))
+    old, new = before.shape.allocation, after.shape.allocation
+    known = _paths(before, old_cores)
+    found: dict[str, tuple[str | None, bool]] = {}
+    sections = [("prelude", "prelude", old.prelude, new.prelude, True)]
+    sections += [
+        (f"cores.{k}", f"cores.{k % old_cores}", old.core, new.core, k < old_cores) for k in range(new_cores)
+    ]
+    sections += [("coda", "coda", old.coda, new.coda, True)]
+    for section, source, count, wanted, same in sections:
+        origins = block_origins(count, wanted, schedule.block_order)
+        for index, (origin, continued) in enumerate(origins):
+            kept = same and continued
+            path = None if origin is None else f"{source}.{origin}"
+            if not continued and schedule.new_blocks == "identity":
+                path = None
+            elif origin is None and known:  # a section that was empty copies the nearest block
+                path = known[0 if section == "prelude" else -1]
+            found[f"{section}.{index}"] = path, kept
+    return found
+
+
+def block_origins(old: int, new: int, order: BlockOrder) -> list[tuple[int | None, bool]]:
+    """For each of `new` blocks of a section the old one it comes from, and whether it is that block."""
+    if old == 0:
+        return [(None, False)] * new
+    if order == "stacked":
+        return [(index % old, index < old) for index in range(new)]
+    sources = [index * old // new for index in range(new)]
+    return [(source, source not in sources[:index]) for index, source in enumerate(sources)]
+
+
+def _paths(network: StageNetwork, cores: int) -> list[str]:
+    """Stored blocks in the order in which they are executed."""
+    prelude, core, coda = astuple(network.shape.allocation)
+    found = [f"prelude.{index}" for index in range(prelude)]
+    found += [f"cores.{k}.{index}" for k in range(cores) for index in range(core)]
+    return [*found, *(f"coda.{index}" for index in range(coda))]
+
+
+def grown(
+    network: Network, after: StageNetwork, schedule: PassSchedule, *, init_scale: float = 1.0, seed: int = 0
+) -> Network:
+    """A network of the next stage on the same device, in the same dtype, with the weights of this one."""
+    before = StageNetwork(network.arm, network.shape, network.passes)
+    growth = Growth(before, after, schedule)
+    multipliers, options = network.multipliers, network.options
+    larger = build_on_meta(after.shape, after.arm, multipliers, options, passes=after.passes)
+    to_empty(larger, network.embedding.device).to(network.embedding.dtype)
+    larger.reset_rotary()
+    fresh = initializer(larger, embedding_std=1.0, init_scale=init_scale, seed=seed)
+    old = dict(network.named_parameters())
+    with torch.no_grad():
+        for name, parameter in larger.named_parameters():
+            source = growth.origin(name).name
+            if source is None:
+                fresh(name, parameter)
+            else:
+                parameter.copy_(growth.weight(name, old[source], parameter.shape, fresh))
+    larger.refresh()
+    return larger
 
 
 def grow(network: Network, passes: int) -> dict[str, str]:
-    """Grow a network to `passes` core passes; returns new parameter name → name of the copied parameter."""
+    """Grow a network in place to `passes` core passes; returns new parameter name → copied one."""
     if passes < network.passes:
         raise UsageError(f"cannot grow from {network.passes} to {passes} passes: growth only adds passes.")
     sources: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Weight initialization, all in one function.
+"""Weight initialization, all in one function; and saved weights, loaded into a network.
 
 Every parameter has its own generator, seeded by the run's seed and the parameter's name, so its values do not
 depend on the other parameters or their order.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
+from steepen.errors import SteepenError
 from steepen.model.arm import Arm
 from steepen.model.config import ModelOptions, Multipliers
 from steepen.model.network import Network
@@ -98,4 +99,48 @@ def materialize(
     to_empty(network, device).to(dtype)
     network.reset_rotary()
     initialize(network, embedding_std=embedding_std, init_scale=init_scale, seed=seed)
+    return network
+
+
+class WeightsMismatch(SteepenError):
+    """Saved weights are those of another network."""
+
+
+def copy_weights(network: Network, weights: Mapping[str, Tensor]) -> None:
+    """Copy saved values into every parameter; raises on a missing, unexpected or misshapen one."""
+    fill = weight_copier(network, weights)
+    for name, parameter in network.named_parameters():
+        fill(name, parameter)
+    network.refresh()
+
+
+def weight_copier(network: Network, weights: Mapping[str, Tensor]) -> Callable[[str, Tensor], None]:
+    """A function that copies the saved values of a parameter into a tensor of its shape.
+
+    Raises WeightsMismatch on a missing or unexpected parameter at once, on a misshapen one when it is copied.
+    """
+    expected = dict(network.named_parameters())
+    for name in sorted(expected.keys() ^ weights.keys()):
+        side = "lacks" if name in expected else "has an unexpected"
+        raise WeightsMismatch(f"these weights belong to another network: the file {side} {name}.")
+
+    @torch.no_grad()
+    def fill(name: str, tensor: Tensor) -> None:
+        value = weights[name]
+        if value.shape != tensor.shape:
+            raise WeightsMismatch(
+                f"these weights belong to another network: {name} is {tuple(value.shape)}, "
+                f"not {tuple(tensor.shape)}."
+            )
+        if not value.is_floating_point():
+            raise WeightsMismatch(f"these weights are not those of a network: {name} is {value.dtype}.")
+        tensor.copy_(value)
+
+    return fill
+
+
+def allocate(network: Network, device: torch.device | str) -> Network:
+    """Allocate a meta network in fp32 on a device; weights are uninitialized."""
+    to_empty(network, device).to(torch.float32)
+    network.reset_rotary()
     return network

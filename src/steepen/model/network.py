@@ -1,4 +1,12 @@
-"""The network of every arm: prelude, a core applied K times, coda (Equation "looped-general")."""
+"""The network of every arm: prelude, a core applied K times, coda (Equation "looped-general").
+
+The flow: `hidden_states` embeds the tokens, runs the prelude to e, then for each pass the boundary and that
+pass's core, then the coda's boundary and the coda; `logits` or `loss` apply the final norm and the head.
+
+The number of passes is an argument and no part of the module, so that growth and evaluation at other passes
+need no other network. `execution` installs faster forms (`fused`, compiled blocks) into the same network:
+the reference here says what they must compute.
+"""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
-from steepen.errors import require, require_positive
+from steepen.errors import UsageError, require, require_positive
 
 # MLP width up to which fused GPU training saves the MLP's activation for the backward; wider networks
 # recompute it to save memory.
@@ -38,7 +38,6 @@ class BlockAllocation:
                 value,
                 f"a whole number from 0 to {MAX_BLOCKS:,}",
             )
-        require(self.blocks >= 1, "BlockAllocation", "blocks", self.blocks, "at least one block in all")
 
     def __str__(self) -> str:
         return f"{self.prelude}/{self.core}/{self.coda}"
@@ -51,6 +50,19 @@ class BlockAllocation:
     def executed(self, passes: int) -> int:
         """Blocks a token passes through with this many core passes."""
         return self.prelude + passes * self.core + self.coda
+
+    def reduced_to(self, blocks: int) -> BlockAllocation:
+        """Fewer blocks (or none) in the same proportion: a stack, an even split, or a smaller core."""
+        if blocks > self.blocks:
+            raise UsageError(f"a network of {self.blocks} blocks cannot start with {blocks}.")
+        if self.prelude == self.blocks:
+            return BlockAllocation(blocks, 0, 0)
+        if self == BlockAllocation.even(self.blocks):
+            return BlockAllocation.even(blocks)
+        core = blocks - self.prelude - self.coda
+        if core < 0:
+            raise UsageError(f"the allocation {self} cannot start with {blocks} blocks: only its core grows.")
+        return replace(self, core=core)
 
     def sections(self, passes: int) -> tuple[str, ...]:
         """The section of each executed block: prelude, core 1, …, coda."""

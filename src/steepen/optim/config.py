@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
-from steepen.errors import MAX_WHOLE, UsageError, is_whole, nearest, require, require_positive
+from steepen.errors import MAX_WHOLE, UsageError, nearest
+from steepen.utils.codec import Checked, Range
 from steepen.utils.imports import object_name
+from steepen.utils.values import Count, Decay
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +67,7 @@ class OptimizerHyperparameters(Protocol):
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(Checked):
     """Which optimizer steps the block matrices, and settings of it that the paper leaves open.
 
     The defaults are the optimizer of the paper's authors; the paper only says "Muon". `kind` is "muon",
@@ -75,20 +77,21 @@ class OptimizerConfig:
     """
 
     kind: str = "muon"
-    momentum: float = 0.95
-    momentum_start: float | None = 0.85  # rise linearly from here to `momentum`; None: constant
-    momentum_warmup_steps: int = 300
+    momentum: Decay = 0.95
+    momentum_start: Decay | None = 0.85  # rise linearly from here to `momentum`; None: constant
+    momentum_warmup_steps: Count = 300
     nesterov: bool = True
     row_normalize: bool = True  # divide each row of the update direction by its norm (MuonEq-R)
     orthogonalization: Orthogonalization = "polar-express"
-    orthogonalization_steps: int = 5
+    orthogonalization_steps: Annotated[int, Range(1, 1000)] = 5
     # NorMuon: divide the orthogonalized update by its running RMS, keeping the matrix's Frobenius norm; per
     # row, or ("row-or-column") per row where rows ≥ columns and else per column.
     variance_reduction: VarianceReduction = "row-or-column"
-    variance_beta2: float = 0.95
+    variance_beta2: Decay = 0.95
     cautious_decay: CautiousDecay = "matrices"  # decay a weight only where the update already shrinks it
     shape_scaled_decay: bool = True  # Muon: decay at lr·max(1, rows/columns)^½, as the update, instead of lr
-    clip: float | None = None  # gradient norm to clip at; off in the paper
+    # Gradient norm to clip at; off in the paper.
+    clip: Annotated[float, Range(0, 1e9, above=True)] | None = None
     growth_state: GrowthState = "fresh"  # optimizer state of the cores that growth adds
     # "bf16": weight, gradient and moments of the embedding are rounded to bf16, as the authors store them.
     embedding_precision: EmbeddingPrecision = "fp32"
@@ -116,26 +119,12 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", object_name(self.kind, "optimizer"))
+        super().__post_init__()
         if self.kind not in STATE_BYTES and not self.is_custom:
             raise UsageError(
                 f"optimizer.kind = {self.kind!r} is not known: use {nearest(self.kind, STATE_BYTES)}, "
                 'or "module:attribute" for a custom optimizer.'
             )
-        for name in ("momentum", "momentum_start", "variance_beta2"):
-            value = getattr(self, name)
-            if value is not None:
-                require(0 <= value < 1, "optimizer", name, value, "in [0, 1)")
-        for name, choices in (
-            ("variance_reduction", VarianceReduction),
-            ("cautious_decay", CautiousDecay),
-            ("embedding_precision", EmbeddingPrecision),
-        ):
-            value = getattr(self, name)
-            require(value in get_args(choices), "optimizer", name, value, ", ".join(get_args(choices)))
-        require_positive(self, ("momentum_warmup_steps",))
-        require_positive(self, ("orthogonalization_steps",), 1000)
-        good = self.clip is None or 0 < self.clip <= 1e9
-        require(good, "optimizer", "clip", self.clip, "positive and at most 1e9, or null")
 
     @staticmethod
     def find(name: str) -> OptimizerConfig:
@@ -189,7 +178,7 @@ ScheduleName = Literal["wsd", "linear", "cosine"]
 
 
 @dataclass(frozen=True)
-class LRScheduleConfig:
+class LRScheduleConfig(Checked):
     """Form of the learning rate; warm-up and warm-down lengths are tuned hyperparameters.
 
     `name`: "wsd" (warm-up, stable, decay) is constant until its linear warm-down; "linear" and "cosine" fall
@@ -201,11 +190,5 @@ class LRScheduleConfig:
     """
 
     decay_to_zero: bool = True
-    rewarm_steps: int = 40
+    rewarm_steps: Annotated[int, Range(0, MAX_WHOLE)] = 40
     name: ScheduleName = "wsd"
-
-    def __post_init__(self) -> None:
-        steps, names = self.rewarm_steps, get_args(ScheduleName)
-        require(self.name in names, "lr_schedule", "name", self.name, ", ".join(names))
-        good = is_whole(steps) and 0 <= steps <= MAX_WHOLE
-        require(good, "lr_schedule", "rewarm_steps", steps, f"a whole number from 0 to {MAX_WHOLE:,}")

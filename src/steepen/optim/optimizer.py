@@ -1,4 +1,12 @@
-"""The optimizer of a run: Muon (or a custom one) on the block matrices, AdamW on everything else."""
+"""The optimizer of a run: Muon (or a custom one) on the block matrices, AdamW on everything else.
+
+The flow of a step: set the learning rates of the schedule and Muon's momentum, clip or measure the gradient
+norm, step AdamW and Muon, refresh the low-precision copies of the weights (`after_step`).
+
+Learning rates and momentum are tensors where a step can be captured in a CUDA graph, since a graph replays
+with the memory it was captured with. State is read and loaded by parameter name, so that a checkpoint does
+not depend on which rank held a parameter, and growth can copy the state of one core to another.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 FLOPs per token = 6·(block matrices once per application + lm_head) + 12·L_exec·w·(context + 1)/2. The input
 embedding costs nothing; attention is causal, so a query sees (context + 1)/2 keys on average. This gives the
 FLOPs of the paper's published ladders to the last digit; its sweeps leave attention out (`Flops.matrix`).
-`model.count` counts the modules of a network instead; tests compare the two.
+Tests count the modules of networks instead, and compare the two.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from steepen.errors import UsageError
-from steepen.model.arm import Arm, PassSchedule
+from steepen.model.arm import Arm
 from steepen.model.shape import Shape
+from steepen.model.stages import PassSchedule, Stage
 
 FlopCount = Literal["total", "matrix"]  # what a budget counts: everything, or all but attention
 
@@ -134,24 +135,38 @@ def run_flops(
     starts = [*(min(start, stop) for start in stage_starts(schedule, steps)), stop]
     total = Flops(0, 0, 0)
     for stage, start, end in zip(schedule.stages, starts, starts[1:], strict=False):
-        tokens = (end - start) * batch_tokens
+        tokens, network = (end - start) * batch_tokens, arm.at(stage, shape)
         for passes in stage.passes:
             fraction = tokens if len(stage.passes) == 1 else tokens / len(stage.passes)
-            total += flops_per_token(arm, shape, passes) * fraction
+            total += flops_per_token(*network, passes) * fraction
     return total
 
 
 def mean_flops_per_token(arm: Arm, shape: Shape, schedule: PassSchedule) -> Flops:
     """Expected FLOPs of one token over a schedule whose starts are all known."""
     total = Flops(0.0, 0.0, 0.0)
-    for fraction, passes in stage_fractions(schedule):
-        for count in passes:
-            total += flops_per_token(arm, shape, count) * (fraction / len(passes))
+    for fraction, stage in stage_fractions(schedule):
+        network = arm.at(stage, shape)
+        for count in stage.passes:
+            total += flops_per_token(*network, count) * (fraction / len(stage.passes))
     return total
 
 
-def stage_fractions(schedule: PassSchedule) -> list[tuple[float, tuple[int, ...]]]:
-    """Fraction of the tokens in each stage, with the pass counts it draws from."""
+def relative_costs(arm: Arm, shape: Shape, schedule: PassSchedule) -> tuple[float, float]:
+    """Compute-active parameters over those without growth: of the first stage, and after growth on average.
+
+    The average is over equal parts of the tokens after growth, the stages whose starts the recipe decides.
+    """
+    without = compute_active_parameters(arm, shape, schedule.initial)
+    first, *later = (
+        compute_active_parameters(*arm.at(stage, shape), stage.median_passes) / without
+        for stage in schedule.stages
+    )
+    return first, sum(later) / len(later) if later else first
+
+
+def stage_fractions(schedule: PassSchedule) -> list[tuple[float, Stage]]:
+    """Fraction of the tokens in each stage."""
     starts = [stage.start for stage in schedule.stages]
     if any(start is None for start in starts):
         raise UsageError(
@@ -159,9 +174,7 @@ def stage_fractions(schedule: PassSchedule) -> list[tuple[float, tuple[int, ...]
         )
     known = [start or 0.0 for start in starts]
     ends = [*known[1:], 1.0]
-    return [
-        (end - start, stage.passes) for start, end, stage in zip(known, ends, schedule.stages, strict=True)
-    ]
+    return [(end - start, stage) for start, end, stage in zip(known, ends, schedule.stages, strict=True)]
 
 
 def stage_starts(schedule: PassSchedule, steps: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from steepen.errors import UsageError, require
 from steepen.model.arm import Arm
 from steepen.model.shape import Shape
-from steepen.recipe.flops import compute_active_parameters
+from steepen.recipe.flops import relative_costs
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,10 @@ class GrowthLaw:
         """
         if self.measured_tpp is not None and not (tpp > 0 and self.expansion(tpp) > 1):
             tpp = self.measured_tpp[0]
-        first, last = arm.passes.initial, arm.passes.final
-        full = compute_active_parameters(arm, shape, last) / compute_active_parameters(arm, shape, first)
-        rho = (self.expansion(tpp) - 1.0) / (full - 1.0)
+        first, grown = relative_costs(arm, shape, arm.passes)
+        if first == grown:
+            raise UsageError(f"no law says when {arm.name} grows, whose matrices do not: give `rho`.")
+        rho = (self.expansion(tpp) - first) / (grown - first)
         if not 0.0 < rho <= 1.0:
             raise UsageError(
                 f"the growth law gives rho = {rho:.3g} at {tpp:g} tokens per parameter, which is not a "

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import ClassVar
+from dataclasses import asdict, dataclass
+from typing import Annotated, ClassVar, TypeAlias
 
-from steepen.errors import require
-from steepen.model.config import Multipliers
+from steepen.model.config import Multiplier, Multipliers
+from steepen.utils.codec import Checked, Range
+from steepen.utils.values import Decay, Fraction
+
+Positive: TypeAlias = Annotated[float, Range(0, 1e9, above=True)]
+NotNegative: TypeAlias = Annotated[float, Range(0, 1e9)]
 
 # The paper's codes: accepted wherever a hyperparameter is named, and shown beside its name.
 PAPER_CODES: dict[str, str] = {
@@ -44,49 +47,24 @@ def with_paper_code(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Hyperparameters:
+class Hyperparameters(Checked):
     """Tuned hyperparameters (Table "Base-tuned hyperparameters…"); a comment gives the paper's code."""
 
-    learning_rate: float  # GLR: of the block matrices
-    embedding_lr_multiplier: float  # ELRM: embedding learning rate ÷ learning_rate
-    head_lr_multiplier: float  # HLRM: head learning rate ÷ learning_rate
-    residual_multiplier: float  # RM: on attention-out and MLP-down
-    output_multiplier: float  # OM: on the logits
-    injection_weight: float  # α of the boundary operator; no effect where nothing is injected
-    weight_decay: float  # WD
-    embedding_init_std: float  # WTE: standard deviation
-    init_scale: float  # UIS: of the matrices that read the residual stream
-    warmup_steps: int  # WU
-    warmdown_fraction: float  # WDR: fraction of the steps
-    beta1: float
-    beta2: float
-    adam_eps: float
+    learning_rate: Positive  # GLR: of the block matrices
+    embedding_lr_multiplier: NotNegative  # ELRM: embedding learning rate ÷ learning_rate
+    head_lr_multiplier: NotNegative  # HLRM: head learning rate ÷ learning_rate
+    residual_multiplier: Multiplier  # RM: on attention-out and MLP-down
+    output_multiplier: Multiplier  # OM: on the logits
+    injection_weight: Multiplier  # α of the boundary operator; no effect where nothing is injected
+    weight_decay: NotNegative  # WD
+    embedding_init_std: NotNegative  # WTE: standard deviation
+    init_scale: NotNegative  # UIS: of the matrices that read the residual stream
+    warmup_steps: Annotated[int, Range(0, 10**9)]  # WU
+    warmdown_fraction: Fraction  # WDR: fraction of the steps
+    beta1: Decay
+    beta2: Decay
+    adam_eps: Positive
     ALIASES: ClassVar[Mapping[str, str]] = PAPER_CODES
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            require(number, "Hyperparameters", field.name, value, "a finite number")
-            require(abs(value) <= 1e9, "Hyperparameters", field.name, value, "at most 1e9 in magnitude")
-        for name in ("learning_rate", "adam_eps"):
-            self._require(name, getattr(self, name) > 0, "positive")
-        for name in (
-            "embedding_lr_multiplier",
-            "head_lr_multiplier",
-            "weight_decay",
-            "embedding_init_std",
-            "init_scale",
-            "warmup_steps",
-        ):
-            self._require(name, getattr(self, name) >= 0, "zero or positive")
-        self._require("warmup_steps", int(self.warmup_steps) == self.warmup_steps, "a whole number of steps")
-        self._require("warmdown_fraction", 0 <= self.warmdown_fraction <= 1, "a fraction in [0, 1]")
-        for name in ("beta1", "beta2"):
-            self._require(name, 0 <= getattr(self, name) < 1, "in [0, 1)")
-
-    def _require(self, name: str, holds: bool, accepted: str) -> None:
-        require(holds, "Hyperparameters", name, getattr(self, name), accepted)
 
     @property
     def multipliers(self) -> Multipliers:

@@ -1,4 +1,10 @@
-"""The planner: arm and depth, FLOP budget or token budget → size, tokens, FLOPs, memory, time and cost."""
+"""The planner: arm and depth, FLOP budget or token budget → size, tokens, FLOPs, memory, time and cost.
+
+The flow: `make_plan` asks the recipe for the run (`Recipe.at` a depth, `at_budget` for a budget;
+`nearest_depth` where only a budget is given) and checks that its batch divides among the GPUs;
+`Plan.to_dict` adds memory, communication and time of the cluster. `train` and studies ask the same
+`Recipe`, so what is planned is what is trained.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +16,12 @@ from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.model.shape import SizeRule
-from steepen.recipe.flops import compute_active_parameters
-from steepen.recipe.hardware import Accelerator, find_accelerator
+from steepen.recipe.flops import compute_active_parameters, flops_per_token
 from steepen.recipe.memory import (
+    Accelerator,
     automatic_micro_batch,
     checkpoint_bytes,
+    find_accelerator,
     largest_micro_batch,
     training_memory,
 )
@@ -71,17 +78,18 @@ class Plan:
         """The plan as JSON values."""
         planned, shape, arm, flops = self.run, self.run.shape, self.run.arm, self.run.flops
         initial, final = planned.schedule.initial, planned.schedule.final
+        first = planned.stages[0]
         sizes = ("depth", "width", "heads", "mlp_width", "context", "vocabulary")
         return {
             "arm": arm.name,
             **{name: getattr(shape, name) for name in sizes},
             "allocation": str(shape.allocation),
             "executed_depth": shape.allocation.executed(final),
-            "initial_executed_depth": shape.allocation.executed(initial),
+            "initial_executed_depth": first.shape.allocation.executed(initial),
             "stored_parameters": planned.stored_parameters,
             "initial_stored_parameters": planned.initial_stored_parameters,
             "compute_active_parameters": compute_active_parameters(arm, shape, final),
-            "initial_compute_active_parameters": compute_active_parameters(arm, shape, initial),
+            "initial_compute_active_parameters": compute_active_parameters(first.arm, first.shape, initial),
             "flops_per_token": (flops * (1 / planned.tokens)).to_dict(),
             "phases": self._phases(),
             "tokens": planned.tokens,
@@ -97,45 +105,61 @@ class Plan:
 
     def _phases(self) -> list[dict[str, Any]]:
         """Length, depth and FLOPs of each stage of growth."""
-        planned, shape = self.run, self.run.shape
+        planned = self.run
         starts, ends = planned.starts, [*planned.starts[1:], planned.steps]
-        stages = zip(planned.schedule.stages, starts, ends, planned.stage_flops, strict=True)
+        own = [(one.schedule.stages[0], one.arm, one.shape) for one in planned.stages]
+        stages = zip(own, starts, ends, planned.stage_flops, strict=True)
         return [
             {
                 "passes": list(stage.passes),
+                "allocation": str(shape.allocation),
+                "width": shape.width,
+                "context": shape.context,
                 "first_step": start,
                 "steps": end - start,
                 "tokens": (end - start) * planned.batch_tokens,
                 "executed_depth": shape.allocation.executed(stage.max_passes),
-                "compute_active_parameters": compute_active_parameters(planned.arm, shape, stage.max_passes),
+                "compute_active_parameters": compute_active_parameters(arm, shape, stage.max_passes),
                 "flops_per_token": per_token.to_dict(),
             }
-            for stage, start, end, per_token in stages
+            for (stage, arm, shape), start, end, per_token in stages
         ]
 
     def _cluster(self) -> dict[str, Any]:
         """Memory, communication, time and cost; by way to shard where there are several GPUs."""
         planned, shape, cluster, flops = self.run, self.run.shape, self.cluster, self.run.flops
         shards: dict[str, Shard | None] = {f"shard {shard}": shard for shard in SHARDS}
-        rows = planned.batch_tokens // shape.context // cluster.gpus
-        names = ("micro_batch", "memory_gib_per_gpu", "largest_micro_batch", "recompute")
+        stages = planned.stages
+        rows = [planned.batch_tokens // one.shape.context // cluster.gpus for one in stages]
+        names = (
+            "micro_batch", "memory_gib_per_gpu", "memory_gib_by_stage", "largest_micro_batch", "recompute",
+        )  # fmt: skip
         by_kind: dict[str, dict[str, Any]] = {name: {} for name in (*names, "communication_per_step")}
         longer: list[float] = []
         for kind, shard in (shards if cluster.gpus > 1 else {"one GPU": None}).items():
             kept, again = (
                 [
                     largest_micro_batch(one, cluster.gpus, cluster.gpu, shard=shard, recompute=recompute)
-                    for one in planned.stages
+                    for one in stages
                 ]
                 for recompute in (False, True)
             )
             # As in training: blocks are computed again in the backward where not even one sequence fits.
             recompute = min(kept) == 0 < min(again)
             limits = again if recompute else kept
-            given = None if cluster.micro_batch is None else min(cluster.micro_batch, rows)
-            used = [given or automatic_micro_batch(rows, shape.context, limit) for limit in limits]
+            used = [
+                min(cluster.micro_batch, own)
+                if cluster.micro_batch
+                else automatic_micro_batch(own, one.shape.context, limit)
+                for one, own, limit in zip(stages, rows, limits, strict=True)
+            ]
             memory = training_memory(planned, cluster.gpus, used[-1], shard=shard, recompute=recompute)
-            for name, value in zip(names, (used, memory.to_dict(), limits, recompute), strict=True):
+            by_stage = [
+                training_memory(one, cluster.gpus, size, shard=shard, recompute=recompute).to_dict()["total"]
+                for one, size in zip(stages, used, strict=True)
+            ]
+            values = (used, memory.to_dict(), by_stage, limits, recompute)
+            for name, value in zip(names, values, strict=True):
                 by_kind[name][kind] = value
             # A second forward of the blocks is a third of their FLOPs, which `flops` and MFU do not count.
             longer.append(1 + recompute * (flops.matmul + flops.attention) / flops.total / 3)
@@ -298,7 +322,8 @@ def _warnings(
             f"at d{depth} it is extrapolated."
         )
     tpp = planned.tokens / planned.recipe_parameters
-    growth = planned.flops.matrix / planned.tokens / planned.stage_flops[0].matrix  # 1 if nothing grows
+    without = flops_per_token(planned.arm, planned.shape, planned.schedule.initial).matrix
+    growth = planned.flops.matrix / planned.tokens / without  # 1 if nothing grows
     if abs(math.log(tpp * growth / recipe.tpp)) > math.log(1.25):
         found.append(
             f"{tpp * growth:.3g} tokens per parameter (at the initial cost) is over 25% from the recipe's "

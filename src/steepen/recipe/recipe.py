@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from steepen.errors import UsageError, require, require_positive
-from steepen.model.arm import Arm, PassSchedule
+from steepen.model.arm import Arm
 from steepen.model.shape import MAX_SIZE, Shape, SizeRule
+from steepen.model.stages import PassSchedule, Stage
 from steepen.recipe.flops import (
     FlopCount,
     Flops,
@@ -51,12 +52,13 @@ class ScalingRule:
 class Recipe:
     """How one arm is trained at any depth.
 
-    `tpp` is tokens per initially stored parameter. For a growing arm, that many tokens without growth define
-    the budget of matrix FLOPs (t_ref and N_ref in the paper); the tokens then follow from it and from ρ.
+    `tpp` is tokens per parameter that the arm's shape stores at the passes of the first stage. For a growing
+    arm, that many tokens without growth (of that network throughout) define the budget of matrix FLOPs (t_ref
+    and N_ref in the paper); the tokens then follow from it and from ρ.
     """
 
     base: Hyperparameters
-    # β of lr(N) = lr_base·(N/N_base)^β, N the parameters stored at the start (Equation "glr-scaling").
+    # β of lr(N) = lr_base·(N/N_base)^β, N the parameters that `tpp` counts (Equation "glr-scaling").
     learning_rate_exponent: float
     tpp: float
     base_depth: int = 8
@@ -209,7 +211,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One planned run: an arm at a size, its number of steps, its pass schedule and hyperparameters."""
+    """One planned run: an arm at a size, its number of steps, its stages and hyperparameters."""
 
     arm: Arm
     shape: Shape
@@ -231,21 +233,22 @@ class PlannedRun:
 
     @property
     def growth_step(self) -> int | None:
-        """The first step with more passes, from 0: the g of Algorithm 1 is the number of steps before it."""
+        """The first step of the second stage, from 0: Algorithm 1's g is the number of steps before it."""
         return self.starts[1] if self.schedule.grows else None
 
     @property
     def stages(self) -> tuple[PlannedRun, ...]:
         """Each stage of the schedule as a run of its own, of the network as it is in that stage."""
-        return tuple(
-            replace(self, schedule=PassSchedule((replace(stage, start=0.0),)))
-            for stage in self.schedule.stages
-        )
+        found: list[PlannedRun] = []
+        for stage in self.schedule.stages:
+            arm, shape = self.arm.at(stage, self.shape)
+            found.append(replace(self, arm=arm, shape=shape, schedule=PassSchedule((Stage(stage.passes),))))
+        return tuple(found)
 
     @property
     def stage_flops(self) -> tuple[Flops, ...]:
         """Expected FLOPs per token in each stage."""
-        return tuple(mean_flops_per_token(self.arm, self.shape, one.schedule) for one in self.stages)
+        return tuple(mean_flops_per_token(one.arm, one.shape, one.schedule) for one in self.stages)
 
     @property
     def flops(self) -> Flops:
@@ -260,9 +263,13 @@ class PlannedRun:
     @property
     def initial_stored_parameters(self) -> int:
         """What the network stores at the start."""
-        return stored_parameters(self.arm, self.shape, self.schedule.initial)
+        first = self.stages[0]
+        return stored_parameters(first.arm, first.shape, self.schedule.initial)
 
     @property
     def recipe_parameters(self) -> int:
-        """The count at the start that TPP and the learning-rate rule are by."""
+        """The count that TPP and the learning-rate rule are by: the arm's at the passes of the first stage.
+
+        Of an arm that grows in passes only, it is that of the start; along other axes, of the end.
+        """
         return recipe_parameters(self.arm, self.shape, self.schedule.initial)

@@ -1,4 +1,4 @@
-"""Which recipe each arm follows: `--recipe NAME|FILE` and `--tpp` of plan, train and study."""
+"""Which recipe each arm follows (`--recipe NAME|FILE` and `--tpp` of plan, train and study), and its file."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from steepen.errors import UsageError
+import yaml
+
+from steepen.errors import UsageError, require
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.recipe.paper_tables import AUTHORS_STORAGE, recipe_of, with_constant_rate
 from steepen.recipe.recipe import Recipe
-from steepen.recipe.recipe_file import read_recipe
+from steepen.utils.codec import from_builtins, to_builtins
+from steepen.utils.files import read_text, write_atomically
+from steepen.utils.yaml_io import load_yaml
 
 # Stage 3 of the paper recommends the tokens per parameter of the arm before growth, and one ρ for all sizes:
 # the mean optimum (.271, .170, .544) to one decimal.
@@ -122,3 +127,36 @@ def _own_name(arm: str) -> str:
         if ":" in arm:
             raise
         return arm
+
+
+RECIPE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class RecipeFile:
+    """A fitted recipe, for which arm, at which preset, and what it rests on."""
+
+    arm: str
+    recipe: Recipe
+    preset: str = ""
+    fitted: dict[str, Any] = field(default_factory=dict[str, Any])  # the four stages' numbers
+    version: int = RECIPE_VERSION
+
+    def __post_init__(self) -> None:
+        require(bool(self.arm), "recipe file", "arm", self.arm, "the name of an arm")
+        require(self.version == RECIPE_VERSION, "recipe file", "version", self.version, f"{RECIPE_VERSION}")
+
+
+def write_recipe(path: Path, content: RecipeFile) -> None:
+    """Write a recipe file, whole or not at all."""
+    write_atomically(path, yaml.safe_dump(to_builtins(content), sort_keys=False, allow_unicode=True))
+
+
+def read_recipe(path: Path) -> RecipeFile:
+    """Read a recipe file (YAML or JSON); a wrong field is rejected by name."""
+    try:
+        value: Any = load_yaml(read_text(path))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise UsageError(f"the recipe file {path} could not be read: {reason}.") from error
+    return from_builtins(RecipeFile, value, f"recipe file {path.name}")

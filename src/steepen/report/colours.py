@@ -11,9 +11,9 @@ import colorsys
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from steepen.errors import UsageError
 from steepen.model.arms import ARMS
@@ -118,6 +118,7 @@ def arm_colour(name: str) -> Colour:
 SET: tuple[Colour, ...] = (*PALETTE[:5], PALETTE[6], PALETTE[5], *EXTRA, ARM_COLOURS["deep-vanilla"])
 NEAR = 0.3  # distance in RGB of colours that are easily confused
 ArmMarker = Literal["circle", "square", "triangle", "diamond", "cross", "wedge"]
+ArmStyles: TypeAlias = Mapping[str, tuple[Colour, ArmMarker]]  # by the arm's key
 ARM_MARKERS: tuple[ArmMarker, ...] = ("circle", "square", "triangle", "diamond", "cross", "wedge")
 
 
@@ -135,6 +136,15 @@ def arm_styles(names: Sequence[str], chosen: Mapping[str, Colour]) -> dict[str, 
     return found
 
 
+def own_arm_styles(names: Iterable[str]) -> ArmStyles:
+    """Styles of the arms that are not the paper's, apart from those of the paper's, which are circles."""
+    keys = list(dict.fromkeys(map(arm_key, names)))
+    paper = {key: arm_colour(key) for key in keys if key in ARM_COLOURS or key in ABLATION_COLOURS}
+    colours = arm_styles([key for key in keys if key not in paper], paper)
+    others = ARM_MARKERS[1:] if paper else ARM_MARKERS
+    return {key: (colour, others[i % len(others)]) for i, (key, (colour, _)) in enumerate(colours.items())}
+
+
 def _distance(one: str, other: str) -> float:
     return math.dist(_rgb(one), _rgb(other))
 
@@ -146,15 +156,15 @@ def own_colour(text: str) -> Colour:
     return Colour(text, _readable(text, DARK_BACKGROUND, 3.0))
 
 
-def level_colour(fraction: float, arm: str | None = None, family: int = 0) -> Colour:
-    """A shade within a family of curves, from its first (0) to its last (1); of the arm's colour if given.
+def level_colour(fraction: float, colour: Colour | None = None, family: int = 0) -> Colour:
+    """A shade within a family of curves, from its first (0) to its last (1); of the colour if given.
 
     `family` counts the families of a figure.
     """
-    if arm is None:
+    if colour is None:
         light, dark = _RAMPS[family % len(_RAMPS)]
         return Colour(_along(light, fraction), _along(dark, fraction))
-    colour, faint = arm_colour(arm), 0.55 * (1 - fraction)
+    faint = 0.55 * (1 - fraction)
     return Colour(_mix(colour.light, LIGHT_BACKGROUND, faint), _mix(colour.dark, DARK_BACKGROUND, faint))
 
 

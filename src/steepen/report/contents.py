@@ -7,12 +7,15 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from steepen.report.curves import curves_of, panel_with_titles, role_text
+from steepen.report.colours import ArmStyles
+from steepen.report.curves import curves_of, panel_with_titles, role_text, styled_panel
 from steepen.report.load_studies import LoadedStudy
 from steepen.report.run_panels import curve_panels, residual_panels, scatter_tables, source_panels
 from steepen.report.summary import SummaryRow, summary_rows, summary_table
 from steepen.results.table import no_formula
 from steepen.studies.answer import Panel, Table
+from steepen.studies.mistuning import mistuned_runs
+from steepen.utils.rows import grouped
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class StudyContent:
     summary: tuple[SummaryRow, ...]
 
     @staticmethod
-    def of(index: int, study: LoadedStudy, titles: dict[str, str]) -> StudyContent:
+    def of(index: int, study: LoadedStudy, titles: dict[str, str], styles: ArmStyles) -> StudyContent:
         """The study's own panels and tables, and those that its runs give."""
         answer, records = study.answer, study.records
         added = [
@@ -48,10 +51,10 @@ class StudyContent:
             *source_panels(records),
             *curve_panels(records, study.runs_directory, titles),
         ]
-        panels = [panel_with_titles(panel, titles) for panel in (*answer.panels, *added)]
-        groups: dict[str, list[Panel]] = {}
-        for i, panel in enumerate(panels):
-            groups.setdefault(panel.group or f"\0{i}", []).append(panel)
+        panels = [
+            styled_panel(panel_with_titles(panel, titles), styles) for panel in (*answer.panels, *added)
+        ]
+        groups = grouped(panels, lambda panel: panel.group or id(panel))
         name = f"s{index + 1}"
         figures = [
             FigureContent(f"{name}-f{i + 1}", members[0].group or members[0].title, tuple(members))
@@ -59,12 +62,23 @@ class StudyContent:
         ]
         rows, judged = tuple(summary_rows(answer, records, titles)), answer.primary_verdicts
         summary = [summary_table(rows, judged[0].verdict.unit)] if rows else []
-        tables = (*summary, *answer.tables, *scatter_tables(answer, records, titles))
+        tables = (
+            *summary, *_mistuned_table(study), *answer.tables, *scatter_tables(answer, records, titles)
+        )  # fmt: skip
         return StudyContent(name, study, tuple(figures), tables, rows)
 
     def table_id(self, index: int) -> str:
         """The id of a table on the page."""
         return f"{self.id}-t{index + 1}"
+
+
+def _mistuned_table(study: LoadedStudy) -> list[Table]:
+    """The runs that look mistuned, if there are any."""
+    found = () if study.runs_directory is None else mistuned_runs(study.runs_directory, study.records)
+    rows = tuple((one.ladder, one.depth, one.reason, one.check, one.run) for one in found)
+    caption = "By their loss curves and gradient norms, beside the other rungs and ladders of the study."
+    columns = ("arm", "depth", "what was seen", "what would tell", "run")
+    return [Table("Is a rung mistuned?", columns, rows, caption, arm_column=0)] if rows else []
 
 
 def figure_csv(panels: Sequence[Panel], titles: dict[str, str]) -> str:

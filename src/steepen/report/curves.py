@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from steepen.report.colours import EXTRA, NEUTRAL, PALETTE, Colour, arm_colour, arm_key, level_colour
+from steepen.report.colours import (
+    EXTRA,
+    NEUTRAL,
+    PALETTE,
+    ArmStyles,
+    Colour,
+    arm_colour,
+    arm_key,
+    level_colour,
+)
 from steepen.studies.answer import Panel, Role, Series
 from steepen.utils.formatting import format_value, pretty_exponents
 
@@ -91,14 +100,18 @@ def _colours(buckets: dict[Key, list[Series]]) -> dict[Key, Colour]:
             levels[family] = sorted({*levels.get(family, []), level})
         elif arm is not None and variant not in variants.setdefault(arm, []):
             variants[arm].append(variant)
+    arms = {key[0]: arm_colour(key[0]) for key in buckets if key[0] is not None}
+    for key, bucket in buckets.items():
+        if key[0] is not None and bucket[0].colour is not None:
+            arms[key[0]] = Colour(*bucket[0].colour)
     # Colours that no arm of the figure has, for curves that are no arms and third ladders of an arm.
-    taken = {arm_colour(arm) for arm in variants}
+    taken = {arms[arm] for arm in variants}
     free = iter(colour for colour in (EXTRA if variants else PALETTE) if colour not in taken)
     by_variant: dict[tuple[str, str], Colour] = {}
     for arm, own in variants.items():
-        by_variant[arm, own[0]] = arm_colour(arm)
+        by_variant[arm, own[0]] = arms[arm]
         if len(own) == 2:
-            by_variant[arm, own[1]] = level_colour(0.45, arm)
+            by_variant[arm, own[1]] = level_colour(0.45, arms[arm])
         for variant in own[1:] if len(own) > 2 else ():
             by_variant[arm, variant] = next(free, NEUTRAL)
     found: dict[Key, Colour] = {}
@@ -106,14 +119,14 @@ def _colours(buckets: dict[Key, list[Series]]) -> dict[Key, Colour]:
     for key, bucket in buckets.items():
         arm, variant, family, level, _ = key
         chosen = bucket[0].colour
-        if chosen is not None:
+        if arm is None and chosen is not None:
             found[key] = Colour(*chosen)
         elif level is not None:
             own = levels[family]
             # The only level of an arm has the arm's own colour, not the faintest shade of it.
             alone = 1.0 if arm is not None else 0.0
             place = own.index(level) / (len(own) - 1) if len(own) > 1 else alone
-            found[key] = level_colour(place, arm, list(levels).index(family))
+            found[key] = level_colour(place, arms.get(arm or ""), list(levels).index(family))
         elif arm is not None:
             found[key] = by_variant[arm, variant]
         elif latest is not None and all(series.role in DEPENDENT for series in bucket):
@@ -133,6 +146,21 @@ def text_with_titles(text: str, titles: dict[str, str]) -> str:
     """A text with the display names of arms in place of their names."""
     names = "|".join(re.escape(name) for name in sorted(titles, key=len, reverse=True))
     return re.sub(rf"(?<![\w-])(?:{names})(?![\w-])", lambda m: titles[m[0]], text) if names else text
+
+
+def styled_panel(panel: Panel, styles: ArmStyles) -> Panel:
+    """The panel with colours and markers of arms, by their keys, where a series has none of its own."""
+
+    def styled(series: Series) -> Series:
+        style = None if series.arm is None else styles.get(arm_key(series.arm))
+        if style is None or series.colour is not None:
+            return series
+        colour, marker = style
+        of_arm = series.level is None and not series.variant and series.role != "optimum"
+        own = marker if of_arm and series.kind == "points" else series.marker
+        return replace(series, colour=(colour.light, colour.dark), marker=own)
+
+    return replace(panel, series=tuple(map(styled, panel.series)))
 
 
 def panel_with_titles(panel: Panel, titles: dict[str, str]) -> Panel:

@@ -126,8 +126,6 @@ def draw_figure(
     panels: Sequence[Panel],
     titles: dict[str, str],
     *,
-    legend: bool = True,
-    title: bool = True,
     size: tuple[float, float] | None = None,
 ) -> tuple[Figure, list[DrawnPanel]]:
     """The panels in a grid, the names of all curves under it. Call it inside `figure_style()`."""
@@ -140,7 +138,7 @@ def draw_figure(
         for row in range(rows)
     ]
     curves = figure_curves(panels, titles)
-    handles, labels = legend_handles(curves) if legend else ([], [])
+    handles, labels = legend_handles(curves)
     per_row = legend_columns(labels, columns * width)
     legend_height = 0.165 * math.ceil(len(labels) / per_row)
     if size is not None:
@@ -162,9 +160,8 @@ def draw_figure(
         for i, (panel, limits) in enumerate(zip(panels, figure_limits(panels), strict=True))
     ]
     for one in drawn:
-        if title:
-            one.axes.set_title(wrapped(one.panel.title, 0.92 * width), loc="left", weight="bold",
-                               parse_math=False)  # fmt: skip
+        title = wrapped(one.panel.title, 0.92 * width)
+        one.axes.set_title(title, loc="left", weight="bold", parse_math=False)
     if labels:
         box = figure.legend(
             handles, labels, loc="outside lower left", ncols=per_row, labelspacing=0.35, **SPACING

@@ -10,6 +10,7 @@ from typing import Annotated, TypeAlias
 
 from steepen.errors import UsageError, nearest
 from steepen.report.colours import arm_key, arm_styles, own_colour
+from steepen.report.curves import styled_panel
 from steepen.results.panel import Panel, Series
 from steepen.utils.codec import Option
 from steepen.utils.values import Pairs, Text, Words, from_text
@@ -58,20 +59,13 @@ class FigureOptions:
                 )
         ordered = [*self.order, *(arm for arm in arms if arm not in self.order)]
         chosen = {arm: own_colour(text) for arm, text in (self.colours or {}).items()}
-        styles = arm_styles(ordered, chosen)
-
-        def styled(series: Series) -> Series:
-            if not series.arm or series.level is not None or series.variant:
-                return series
-            colour, marker = styles[series.arm]
-            own = marker if series.kind == "points" and series.role != "optimum" else series.marker
-            return replace(series, colour=(colour.light, colour.dark), marker=own)
+        styles = {arm_key(arm): style for arm, style in arm_styles(ordered, chosen).items()}
 
         def place(series: Series) -> int:
             return ordered.index(series.arm) if series.arm else len(ordered)
 
         return [
-            replace(panel, series=tuple(map(styled, sorted(panel.series, key=place))))
+            styled_panel(replace(panel, series=tuple(sorted(panel.series, key=place))), styles)
             for panel in self.chosen(panels)
         ]
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from steepen.laws.analysis import LadderAnalysis
-from steepen.laws.arrays import Array
 from steepen.laws.chinchilla_table import ArmChinchilla
 from steepen.laws.isoflop_table import ArmSweeps
 from steepen.laws.ladder import Ladder
 from steepen.results.panel import Axis, Panel, Series
 from steepen.studies.ladders.verdict_report import exponent_panel, multiplier_panel
 from steepen.studies.plotting import line, optimum_star, parabola, points
+from steepen.utils.arrays import Array
 from steepen.utils.formatting import cost_axis, format_flops
 
 

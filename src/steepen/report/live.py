@@ -11,19 +11,19 @@ from typing import Any
 from steepen.errors import SteepenError
 from steepen.laws.analysis import AnalysisRequest, LadderAnalysis, analyse
 from steepen.laws.ladder import read_ladders
-from steepen.laws.table import table_from
 from steepen.report.load_studies import LoadedStudy
 from steepen.report.run_panels import thin_curve
-from steepen.runs.metrics import read_metrics
 from steepen.runs.record import RunRecord
 from steepen.runs.row import RunRow
-from steepen.runs.store import RunDirectory
+from steepen.runs.store import RunDirectory, read_metrics
 from steepen.studies.answer import Answer, Axis, Panel, Series, StudyVerdict, Table
 from steepen.studies.driver.journal import Journal
 from steepen.studies.driver.study_status import StudyStatus, done_fraction
 from steepen.studies.plotting import line, points
+from steepen.tables.table import table_from
 from steepen.utils.files import ReadOnce
 from steepen.utils.formatting import format_duration
+from steepen.utils.rows import grouped
 
 CURVE_POINTS = 120  # of a training curve: means over equal ratios of tokens
 CURVES = 24  # the most curves of one panel; running ones first, then the newest
@@ -74,13 +74,11 @@ class LiveStudy:
         options = study.entry.options
         if options.get("study") != "ladder":
             return (), None, "The answer follows when all runs have finished."
-        by_arm: dict[str, set[float]] = {}
-        for record in records:
-            by_arm.setdefault(record.spec.arm.name, set()).add(record.flops)
+        by_arm = grouped(records, lambda record: record.arm)
         reference = str(
             options.get("reference") or ("vanilla" if "vanilla" in by_arm else next(iter(by_arm), ""))
         )
-        ready = [arm for arm, budgets in by_arm.items() if len(budgets) >= MIN_RUNGS]
+        ready = [arm for arm, own in by_arm.items() if len({run.flops for run in own}) >= MIN_RUNGS]
         if reference not in ready or len(ready) < 2:
             return (), None, (
                 f"No verdict yet: it needs {MIN_RUNGS} finished rungs of {reference or 'the reference'} "
@@ -170,11 +168,8 @@ def _loss_panel(records: Sequence[RunRecord], law: LadderAnalysis | None) -> Pan
     """Validation loss against compute of the finished runs, with the laws of the verdict so far."""
     import numpy as np
 
-    by_arm: dict[str, list[RunRecord]] = {}
-    for record in records:
-        by_arm.setdefault(record.spec.arm.name, []).append(record)
     series: list[Series] = []
-    for arm, own in by_arm.items():
+    for arm, own in grouped(records, lambda record: record.arm).items():
         series.append(
             points(
                 arm, [one.flops for one in own], [one.validation_loss for one in own],

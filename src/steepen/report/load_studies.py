@@ -12,13 +12,13 @@ import numpy as np
 from steepen.errors import SteepenError
 from steepen.laws.ladder import make_ladder
 from steepen.laws.registered_forecasts import read_registered, score_registered
-from steepen.report.colours import ARM_TITLES, arm_key
-from steepen.runs.metrics import read_samples
+from steepen.report.colours import ARM_TITLES, ArmStyles, arm_key, own_arm_styles
 from steepen.runs.record import RunRecord
-from steepen.runs.store import RunDirectory
+from steepen.runs.store import RunDirectory, read_samples
 from steepen.studies.answer import Answer, Table
 from steepen.studies.driver.journal import JOURNAL, Journal, find_study_folder, read_journals
 from steepen.utils.formatting import percent, printable, printable_values
+from steepen.utils.rows import grouped
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ def with_registered_forecasts(study: LoadedStudy, file: Path) -> LoadedStudy:
     if not forecasts:
         raise SteepenError(f"{file} has no registered forecasts; `steepen fit --register` writes them.")
     measured = {
-        name: make_ladder(name, *np.array(runs, float).T)
-        for name, runs in _losses_by_arm(study.records).items()
+        name: make_ladder(name, *np.array([(r.flops, r.validation_loss) for r in runs], float).T)
+        for name, runs in grouped(study.records, lambda record: record.arm).items()
     }
     rows = [
         (
@@ -113,14 +113,6 @@ def with_registered_forecasts(study: LoadedStudy, file: Path) -> LoadedStudy:
     return replace(study, answer=replace(study.answer, tables=(table, *study.answer.tables)))
 
 
-def _losses_by_arm(records: Sequence[RunRecord]) -> dict[str, list[tuple[float, float]]]:
-    """(FLOPs, final loss) of every run, by its arm's name."""
-    found: dict[str, list[tuple[float, float]]] = {}
-    for record in records:
-        found.setdefault(record.spec.arm.name, []).append((record.flops, record.validation_loss))
-    return found
-
-
 def arm_titles(studies: Sequence[LoadedStudy]) -> dict[str, str]:
     """Display names by arm key: the eight main arms', and those of the records."""
     found = dict(ARM_TITLES)
@@ -128,6 +120,13 @@ def arm_titles(studies: Sequence[LoadedStudy]) -> dict[str, str]:
         for record in study.records:
             found.setdefault(arm_key(record.spec.arm.name), record.spec.arm.title)
     return found
+
+
+def study_arm_styles(studies: Sequence[LoadedStudy]) -> ArmStyles:
+    """Styles of the arms of some studies that are not the paper's: the same on all of their figures."""
+    of_records = [record.spec.arm.name for study in studies for record in study.records]
+    drawn = [s.arm for study in studies for panel in study.answer.panels for s in panel.series if s.arm]
+    return own_arm_styles([*of_records, *drawn])
 
 
 def _check(answer: Answer, file: Path) -> None:

@@ -24,9 +24,8 @@ from steepen.report.colours import DARK_BACKGROUND, LIGHT_BACKGROUND, NEUTRAL, C
 from steepen.report.contents import FigureContent, StudyContent
 from steepen.report.curves import curve_label, ladder_title, legend_curves, legend_entries, main_series
 from steepen.report.figure import figure_curves, is_wide
-from steepen.report.load_studies import LoadedStudy, arm_titles
+from steepen.report.load_studies import LoadedStudy, arm_titles, study_arm_styles
 from steepen.report.page_figure import MANY_PANELS, page_panels
-from steepen.report.provenance import provenance_rows, run_title
 from steepen.report.summary import SummaryRow
 from steepen.results.table import columns_of, formatted_rows, numeric_columns
 from steepen.runs.record import RunRecord
@@ -58,7 +57,9 @@ def render_page(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     page = _Page(studies, links or {}, arm_titles(studies) if titles is None else titles)
-    sections = [page.study(StudyContent.of(i, study, page.titles)) for i, study in enumerate(studies)]
+    sections = [
+        page.study(StudyContent.of(i, study, page.titles, page.styles)) for i, study in enumerate(studies)
+    ]
     script = (assets / "page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.from_string((assets / "page.html.j2").read_text(encoding="utf-8")).render(
@@ -85,7 +86,9 @@ class _Page:
         arms = {record.spec.arm.name for record in self.records.values()}
         arms |= {s.arm for study in studies for p in study.answer.panels for s in p.series if s.arm}
         drawn = [s for study in studies for p in study.answer.panels for s in p.series]
-        self.colours = {arm_key(s.arm): Colour(*s.colour) for s in drawn if s.arm and s.colour}
+        self.styles = study_arm_styles(studies)
+        self.colours = {key: colour for key, (colour, _) in self.styles.items()}
+        self.colours |= {arm_key(s.arm): Colour(*s.colour) for s in drawn if s.arm and s.colour}
         arms |= {judged.arm for study in studies for judged in study.answer.verdicts}
         self.arms = {arm_key(arm) for arm in arms}
         names = {*arms, *(self.titles[arm] for arm in self.arms if arm in self.titles)}
@@ -113,9 +116,11 @@ class _Page:
 
     def arm(self, name: str, variant: str = "") -> Markup:
         """An arm's title in its colour."""
-        shade = self.shade(name)
-        title = ladder_title(name, variant, self.titles)
-        return Markup('<span class="arm {}">{}</span>').format(shade, title)
+        return self.coloured(ladder_title(name, variant, self.titles), name)
+
+    def coloured(self, title: str, arm: str) -> Markup:
+        """A title in an arm's colour."""
+        return Markup('<span class="arm {}">{}</span>').format(self.shade(arm), title)
 
     def verdict(self, judged: StudyVerdict) -> dict[str, Any]:
         """A verdict's arm, words and sentence, with what it is about."""
@@ -223,10 +228,11 @@ class _Page:
         }
 
     def summary(self, made: dict[str, Any], rows: Sequence[SummaryRow]) -> dict[str, Any]:
-        """The summary's table, with verdicts in place of the words that state them."""
+        """The summary's table: verdicts in place of their words, and arms in their colours."""
         place = list(columns_of(SummaryRow)).index("answer")
         for cells, row in zip(made["rows"], rows, strict=True):
             cells[place]["verdict"] = None if row.judged is None else self.verdict(row.judged)
+            cells[0]["html"] = self.coloured(row.arm, row.name)
         return made
 
     def table(self, name: str, table: Table) -> dict[str, Any]:
@@ -324,3 +330,47 @@ def _option_rows(options: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def provenance_rows(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
+    """(name, value) rows: runs, compute, time, depths, seeds, data, hardware, versions."""
+    if not records:
+        return []
+    specs = [record.spec for record in records]
+    hours = sum(record.seconds_training for record in records) / 3600
+    rows = [
+        ("runs", format_value(len(records))),
+        ("training compute", f"{format_value(sum(r.flops for r in records), 3)} FLOPs in all"),
+        (
+            "training time",
+            f"{format_value(hours, 3)} hours in all"
+            if hours >= 1
+            else f"{format_value(60 * hours, 3)} minutes in all",
+        ),
+        ("depths", _each(sorted({spec.shape.depth for spec in specs}))),
+        ("seeds", _each(sorted({spec.seed for spec in specs}))),
+        ("precision", _each(sorted({spec.precision for spec in specs}))),
+        ("data", _each(sorted({spec.data.identity for spec in specs}))),
+        ("validation set", _each(sorted({record.validation_identity for record in records}))),
+        ("hardware", _each(sorted({_hardware(record) for record in records}))),
+        ("versions", _each(sorted({_versions(record) for record in records}))),
+    ]
+    return [(name, value) for name, value in rows if value]
+
+
+def run_title(record: RunRecord) -> str:
+    """A short title of a run: depth, seed and tokens."""
+    spec = record.spec
+    return f"d{spec.shape.depth}, seed {spec.seed}, {format_value(float(spec.tokens), 3)} tokens"
+
+
+def _each(values: Sequence[object]) -> str:
+    return ", ".join(str(value) for value in values)
+
+
+def _hardware(record: RunRecord) -> str:
+    return ", ".join(f"{key} {format_value(value)}" for key, value in record.hardware.items())
+
+
+def _versions(record: RunRecord) -> str:
+    return ", ".join(f"{key} {value}" for key, value in record.versions.items())

@@ -11,11 +11,11 @@ from typing import Any
 from steepen.laws.fits.compute_law import ArmLaw
 from steepen.report.curves import ladder_title
 from steepen.report.summary import ladder_laws
-from steepen.runs.metrics import read_metrics
 from steepen.runs.record import RunRecord
-from steepen.runs.store import RunDirectory
+from steepen.runs.store import RunDirectory, read_metrics
 from steepen.studies.answer import Answer, Axis, Panel, Series, StudyFit, Table
 from steepen.studies.cells import table
+from steepen.utils.rows import grouped
 
 CURVE_POINTS = 61  # means over equal ratios of steps
 MAX_CURVES = 8  # of an arm
@@ -24,11 +24,8 @@ MAX_ARMS = 9
 
 def curve_panels(records: Sequence[RunRecord], directory: Path | None, titles: dict[str, str]) -> list[Panel]:
     """Loss during training, a panel per arm: of metrics.jsonl, or of the validations in the records."""
-    arms: dict[str, list[RunRecord]] = {}
-    for record in records:
-        arms.setdefault(record.spec.arm.name, []).append(record)
     panels: list[Panel] = []
-    for name, own in list(arms.items())[:MAX_ARMS]:
+    for name, own in list(grouped(records, lambda record: record.arm).items())[:MAX_ARMS]:
         chosen = _spread(sorted(own, key=lambda r: (r.spec.seed, -r.flops))[:200])
         series: list[Series] = []
         for record in chosen:
@@ -59,16 +56,13 @@ def source_panels(records: Sequence[RunRecord]) -> list[Panel]:
     measured = [(one, one.validation_scores[-1].by_source) for one in records if one.validation_scores]
     panels: list[Panel] = []
     for source in dict.fromkeys(name for _, losses in measured for name in losses):
-        arms: dict[str, list[tuple[RunRecord, float]]] = {}
-        for record, losses in measured:
-            if source in losses:
-                arms.setdefault(record.spec.arm.name, []).append((record, losses[source]))
+        known = [(record, losses[source]) for record, losses in measured if source in losses]
         series = [
             Series(
                 arm, "points", tuple(r.flops for r, _ in own), tuple(loss for _, loss in own),
                 arm=arm, runs=tuple(r.run for r, _ in own),
             )
-            for arm, own in arms.items()
+            for arm, own in grouped(known, lambda one: one[0].arm).items()
         ]  # fmt: skip
         axes = Axis("training compute (FLOPs)", "log"), Axis("validation loss (nats per token)")
         panels.append(Panel(source, *axes, tuple(series), group="Validation loss by source"))
@@ -104,9 +98,7 @@ def thin_curve(
     if not rows:
         return (), ()
     span = math.log(max(rows[-1][0] / rows[0][0], 1.0)) or 1.0
-    bins: dict[int, list[tuple[float, float]]] = {}
-    for x, y in rows:
-        bins.setdefault(int((count - 1) * math.log(x / rows[0][0]) / span + 1e-9), []).append((x, y))
+    bins = grouped(rows, lambda row: int((count - 1) * math.log(row[0] / rows[0][0]) / span + 1e-9))
     return (
         tuple(fmean(x for x, _ in own) for own in bins.values()),
         tuple(fmean(y for _, y in own) for own in bins.values()),
@@ -134,11 +126,11 @@ def scatter_tables(answer: Answer, records: Sequence[RunRecord], titles: dict[st
     rows: list[dict[str, Any]] = []
     for one, misses in _misses(answer, records):
         worst = max(misses, key=lambda run: abs(misses[run]))
-        by_rung: dict[int, list[float]] = {}
-        for record in (record for record in records if record.run in misses):
-            by_rung.setdefault(record.spec.shape.depth, []).append(record.validation_loss)
-        squares = sum(sum((loss - fmean(losses)) ** 2 for loss in losses) for losses in by_rung.values())
-        degrees = sum(len(losses) - 1 for losses in by_rung.values())
+        own = [record for record in records if record.run in misses]
+        rungs = grouped(own, lambda record: record.spec.shape.depth).values()
+        losses = [[record.validation_loss for record in rung] for rung in rungs]
+        squares = sum(sum((loss - fmean(rung)) ** 2 for loss in rung) for rung in losses)
+        degrees = sum(len(rung) - 1 for rung in losses)
         rows.append({
             "arm": _title(one, titles), "runs": len(misses), "residual sd": _residual_sd([*misses.values()]),
             "sd between seeds": math.sqrt(squares / degrees) if degrees else None,

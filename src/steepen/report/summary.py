@@ -30,6 +30,7 @@ class SummaryRow:
     training_flops: Annotated[float | None, Column("training FLOPs")] = None
     training_hours: float | None = None
     judged: Annotated[StudyVerdict | None, Column(shown=False)] = None
+    name: Annotated[str, Column(shown=False)] = ""  # the arm's, which decides the colour
 
 
 def summary_rows(answer: Answer, records: Sequence[RunRecord], titles: dict[str, str]) -> list[SummaryRow]:
@@ -38,7 +39,9 @@ def summary_rows(answer: Answer, records: Sequence[RunRecord], titles: dict[str,
     rows: list[SummaryRow] = []
     for name, part in dict.fromkeys((one.verdict.reference, one.part) for one in answer.primary_verdicts):
         title = ladder_title(name, "", titles) + (f", {part}" if part else "")
-        rows.append(_with_cost(SummaryRow(title, "reference"), name, laws.get((name, "", part)), records))
+        rows.append(
+            _with_cost(SummaryRow(title, "reference", name=name), name, laws.get((name, "", part)), records)
+        )
     for one in answer.primary_verdicts:
         row = one.row
         numbers = map(
@@ -46,7 +49,7 @@ def summary_rows(answer: Answer, records: Sequence[RunRecord], titles: dict[str,
             (row.multiplier, row.multiplier_low, row.multiplier_high, row.p_better, row.p_growth),
         )
         title = ladder_title(one.arm, one.variant, titles) + (f", {one.part}" if one.part else "")
-        made = SummaryRow(title, row.verdict, *numbers, judged=one)
+        made = SummaryRow(title, row.verdict, *numbers, judged=one, name=one.arm)
         rows.append(_with_cost(made, one.arm, laws.get((one.arm, one.variant, one.part)), records))
     return rows
 

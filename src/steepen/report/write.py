@@ -8,9 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from steepen.report.contents import StudyContent, figure_csv
+from steepen.report.curves import styled_panel
 from steepen.report.figure import figure_files
 from steepen.report.figure_style import FORMATS, Format
-from steepen.report.load_studies import LoadedStudy, arm_titles, load_study, with_registered_forecasts
+from steepen.report.load_studies import (
+    LoadedStudy,
+    arm_titles,
+    load_study,
+    study_arm_styles,
+    with_registered_forecasts,
+)
 from steepen.report.page import render_page
 from steepen.results.table import to_csv, to_latex, to_markdown
 from steepen.studies.answer import Panel, Table
@@ -56,15 +63,15 @@ def _plan(studies: Sequence[LoadedStudy]) -> list[_File]:
 
     A study of a few panels without groups also has a figure of all of them, "…-all".
     """
-    titles = arm_titles(studies)
+    titles, styles = arm_titles(studies), study_arm_styles(studies)
     figure_names: set[str] = set()
     table_names: set[str] = set()
     found: list[_File] = []
     for i, study in enumerate(studies):
-        content = StudyContent.of(i, study, titles)
+        content = StudyContent.of(i, study, titles, styles)
         for figure in content.figures:
             found.append(_File(_name(study.name, figure.title, figure_names), figure.id, figure.panels))
-        panels = study.answer.panels
+        panels = tuple(styled_panel(panel, styles) for panel in study.answer.panels)
         if 1 < len(panels) <= MAX_COMBINED_PANELS:
             found.append(_File(_name(study.name, "all", figure_names), "", panels))
         for k, table in enumerate(content.tables):

@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from steepen.laws.paper_ladders import ASSETS as LADDERS
+from steepen.tables.paper_ladders import ASSETS as LADDERS
 from steepen.utils.rows import Rows
 
 ARCHIVE = Path(__file__).parent / "assets" / "authors_tables.zip"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from steepen.errors import UsageError
+from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.score_options import ScoreOptions
 from steepen.requests.launching import UsesLauncher
 from steepen.requests.request import Argument, Option, Request, function
@@ -20,7 +18,8 @@ from steepen.utils.codec import Range
 from steepen.utils.values import Device, Several
 
 if TYPE_CHECKING:
-    from steepen.evaluation.evaluate_many import ManyScores, WaitingRun
+    from steepen.data import Dataset
+    from steepen.evaluation.evaluate_many import ManyScores, Measured, WaitingRun
     from steepen.launch.base import LaunchContext
     from steepen.runs.spec import RunSpec
     from steepen.runs.store import RunDirectory, RunStore
@@ -201,37 +200,36 @@ def evaluate_runs(
 
     `execution` are fields of `eval`: device, precision, update_record.
     """
-    from steepen.data import Dataset
-    from steepen.evaluation.evaluate_many import TimeLeft, evaluate_many, find_waiting_runs, finish_run
+    from steepen.evaluation.evaluate_many import evaluate_many
     from steepen.evaluation.evaluate_run import Evaluation
+    from steepen.evaluation.evaluate_run import evaluate as evaluate_run
     from steepen.launch.base import LauncherBase, find_launcher, make_launcher
     from steepen.runs.store import RunStore
 
-    def report(text: str) -> None:
-        print(text, file=sys.stderr)
+    def here(waiting: Sequence[WaitingRun], dataset: Dataset) -> Measured:
+        for one in waiting:
+            try:
+                yield one, evaluate_run(one.checkpoint, dataset, scores, quiet=True, **execution)
+            except SteepenError as error:
+                yield one, str(error)
 
-    if launcher is None:
-        return evaluate_many(runs, data, scores, report=report, quiet=True, **execution)
-    find_launcher(launcher, jobs, launcher_options)  # rejects a wrong one even if no run is waiting
-    dataset = Dataset.open(data) if isinstance(data, str | Path) else data
-    found, waiting = find_waiting_runs(runs, dataset.identity, scores, report)
-    left = TimeLeft([one.cost for one in waiting], time.monotonic())
-    for folder, own in _by_store(waiting).items():
-        context = launch_context(RunStore(folder), dataset.directory, scores, execution)
-        chosen = make_launcher(launcher, context, jobs, launcher_options)
-        try:
-            for outcome in chosen.launch([one.checkpoint.spec for one in own.values()]):
-                one = own[outcome.spec.hash]
-                failure = None if outcome.failure is None else outcome.failure.message
-                measured: dict[str, Any] = dict(outcome.result or {})
-                saved = Evaluation(one.checkpoint, measured, bool(measured.pop("in_record", False)))
-                measured.pop("saved", None)
-                found.evaluated += [saved] if failure is None else []
-                finish_run(found, one, measured, failure, left, report)
-        finally:
-            if isinstance(chosen, LauncherBase):
-                chosen.close()
-    return found
+    def launched(waiting: Sequence[WaitingRun], dataset: Dataset) -> Measured:
+        for folder, own in _by_store(waiting).items():
+            context = launch_context(RunStore(folder), dataset.directory, scores, execution)
+            chosen = make_launcher(launcher, context, jobs, launcher_options)
+            try:
+                for outcome in chosen.launch([one.checkpoint.spec for one in own.values()]):
+                    one, measured = own[outcome.spec.hash], dict[str, Any](outcome.result or {})
+                    saved = Evaluation(one.checkpoint, measured, bool(measured.pop("in_record", False)))
+                    measured.pop("saved", None)
+                    yield one, saved if outcome.failure is None else outcome.failure.message
+            finally:
+                if isinstance(chosen, LauncherBase):
+                    chosen.close()
+
+    if launcher is not None:
+        find_launcher(launcher, jobs, launcher_options)  # rejects a wrong one even if no run is waiting
+    return evaluate_many(runs, data, scores, here if launcher is None else launched)
 
 
 def _by_store(waiting: Sequence[WaitingRun]) -> dict[Path, dict[str, WaitingRun]]:

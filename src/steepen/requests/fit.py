@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from steepen.laws.distributions import Prior
     from steepen.laws.fits.chinchilla import ChinchillaLoss
     from steepen.laws.isoflop_table import SweepLoss
-    from steepen.laws.table import Table
+    from steepen.tables.table import Table
 
 OneFit: TypeAlias = ComputeResult | ChinchillaResult | IsoflopResult
 FitResult: TypeAlias = OneFit | FitsBy
@@ -233,7 +233,7 @@ class Fit(ReadsTable, Request[FitResult]):
 
     def run(self) -> FitResult:
         """Read the table and fit the law; with `by`, to each part of the table."""
-        from steepen.laws.clean_table import worst_first
+        from steepen.tables.clean_table import merged, worst_first
 
         fits = {
             "compute": _fit_compute, "chinchilla": _fit_chinchilla, "looped": _fit_chinchilla,
@@ -251,11 +251,11 @@ class Fit(ReadsTable, Request[FitResult]):
         if not found:
             raise UsageError("\n".join(short))
         problems = [one for value in found for one in tables[value].problems]
-        return FitsBy(self.by, found, tuple(short)).with_problems(worst_first(problems))
+        return FitsBy(self.by, found, tuple(short)).with_problems(worst_first(merged(problems)))
 
     def _as_published(self) -> Fit:
         """The request, with the paper's reference, hold-outs and C0 for the paper's own ladders."""
-        from steepen.laws.paper_ladders import PREFIX, paper_ladders
+        from steepen.tables.paper_ladders import PREFIX, paper_ladders
 
         if not isinstance(self.table, str | Path) or not str(self.table).startswith(PREFIX):
             return self

@@ -17,7 +17,8 @@ from steepen.utils.console import spinner
 from steepen.utils.values import Confidence, Flops, Level, Noise
 
 if TYPE_CHECKING:
-    from steepen.laws.power import LadderPlan, Question
+    from steepen.laws.next_runs import FurtherRuns, Question
+    from steepen.laws.power import LadderPlan
 
 # Panels of --help.
 TABLE = "Plan of a table"
@@ -39,7 +40,7 @@ class Power(Request[PowerResult]):
 
     examples = (
         "steepen power --delta-gamma 0.0027 --noise 1e-3",
-        "steepen power --table runs.csv --reference base --arm mine",
+        "steepen power --from runs.csv --reference base --arm mine",
         "steepen power --delta-gamma 0.01 --rungs 6 --span 3 --seeds 2 --no-search",
     )
     figure = tables = True
@@ -56,6 +57,7 @@ class Power(Request[PowerResult]):
             "Table of runs, as `steepen fit` reads it: the plan has its laws, noise and ladders, and the "
             "cheapest further runs are listed.",
             TABLE,
+            flag="--from",
             metavar="<path>",
             python="Also a frame, a dict of columns or a list of dicts.",
         ),
@@ -113,7 +115,7 @@ class Power(Request[PowerResult]):
 
     def run(self) -> PowerResult:
         """Simulate the plan, then search."""
-        from steepen.laws.power import TARGETS, LadderPlan, cheapest_ladder, extend_ladder, simulate_power
+        from steepen.laws.power import TARGETS, LadderPlan, cheapest_ladder, simulate_power
 
         top = self.highest or (HIGHEST if self.span is None else self.lowest * 10**self.span)
         plan = LadderPlan(
@@ -122,20 +124,20 @@ class Power(Request[PowerResult]):
             irreducible_loss=self.irreducible_loss, constant=self.constant, multiplier=self.multiplier,
             level=self.level, margin=self.margin, arms=self.comparisons,
         )  # fmt: skip
-        question: Question = "growth"
+        further: FurtherRuns | None = None
         if self.table is not None:
-            plan, question = self._plan_of_table(plan)
+            plan, further = self._plan_of_table(plan)
         with spinner("simulating ladders"):
             power = simulate_power(plan, self.draws)
-            if self.table is not None and self.search:
-                further = extend_ladder(plan, question, self.goal, draws=self.draws)
-                return PowerResult(power, extension=further)
+            if self.table is not None:
+                return PowerResult(power, further=further if self.search else None)
             targets = TARGETS if self.search and plan.delta_gamma != 0 else ()
             found = [cheapest_ladder(plan, target, self.goal, draws=self.draws) for target in targets]
         return PowerResult(power, tuple(found))
 
-    def _plan_of_table(self, plan: LadderPlan) -> tuple[LadderPlan, Question]:
-        """The plan with the ladders, laws and noise of the table, and the question that is open."""
+    def _plan_of_table(self, plan: LadderPlan) -> tuple[LadderPlan, FurtherRuns]:
+        """The plan with the ladders, laws and noise of the table, and the runs that are still needed."""
+        from steepen.laws.next_runs import runs_for_power
         from steepen.requests.fit import Fit
 
         found = Fit(self.table, reference=self.reference, method="joint", draws=100).run()
@@ -159,7 +161,9 @@ class Power(Request[PowerResult]):
             constant=math.exp(law.log_a.value) * (1e18 / law.c0) ** -law.gamma.value,
             multiplier=verdict.gain.value, arms=len(found.verdicts),
         )  # fmt: skip
-        return planned, "better" if verdict.better == "not resolved" else "growth"
+        question: Question = "better" if verdict.better == "not resolved" else "grows"
+        effect = abs(math.log(verdict.gain.value)) if question == "better" else abs(planned.delta_gamma)
+        return planned, runs_for_power(analysis.judge, arm, question, effect, self.goal, planned.rule.level)
 
 
 power = function(Power)

@@ -68,6 +68,8 @@ VERBS: dict[str, Verb] = {
         Verb("runs compare", f"{_HERE}.runs:CompareRuns", "Show the fields in which two runs differ."),
         Verb("runs clean", f"{_HERE}.runs:CleanRuns", "Free disk space."),
         Verb("fit", f"{_HERE}.fit:Fit", "Fit scaling laws to a table and judge the arms.", ANALYSE),
+        Verb("next", f"{_HERE}.next_runs:Next", "The runs to make next, or that none is worth it.",
+             ANALYSE),
         Verb("keep", f"{_HERE}.keep:Keep", "Keep this change? An answer for programs.", ANALYSE),
         Verb("ledger", f"{_HERE}.ledger:Ledger", "Registered forecasts and how they did.", ANALYSE),
         Verb("paper", f"{_HERE}.paper:Paper", "Show a figure, table or claim of the paper.", ANALYSE),

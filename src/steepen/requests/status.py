@@ -56,7 +56,7 @@ class Status(OfStudies, Request["Progress"]):
             list_preparing,
             read_journals,
         )
-        from steepen.studies.driver.study_status import study_status
+        from steepen.studies.driver.study_status import study_status, with_mistuned
 
         if self.study is None:
             check_directory(self.studies)
@@ -71,7 +71,7 @@ class Status(OfStudies, Request["Progress"]):
             if name is None:
                 raise
             return Progress((), (name,), alone=True)
-        return Progress((study_status(Journal.read(folder), self.runs),), alone=True)
+        return Progress((with_mistuned(study_status(Journal.read(folder), self.runs)),), alone=True)
 
     def run_in_terminal(self, as_json: bool = False) -> Any:
         """Print it once, or with `watch` again and again until the study has ended."""

@@ -135,6 +135,8 @@ class StudyRequest(Launching, Request[Any]):
     def given(self) -> dict[str, Any]:
         """The study's own options that were given."""
         own = {name: getattr(self, name) for name in self.entry.options}
+        if own.get("until"):
+            own["budget"] = self.budget
         return {name: value for name, value in own.items() if value not in (None, (), False)}
 
     def run(self) -> Study | DryRun:
@@ -187,6 +189,7 @@ class StudyRequest(Launching, Request[Any]):
     def _title(self, preset: Preset) -> str:
         """The default name of the study's folder: study, preset, arms, parts, and the optimizer if named."""
         words = [self.entry.name, preset.name, *self._arm_names(), *self.given.get("parts", ())]
+        words += ["until-decided"] if "until" in self.given else []
         words += [] if self.optimizer is None else [str(self._optimizer_name)]
         return re.sub(r"[^A-Za-z0-9_+.-]+", "-", "-".join(words))[:100]
 
@@ -206,7 +209,7 @@ class StudyRequest(Launching, Request[Any]):
         """Run the study to its answer, with scores where they are asked for, and write fitted recipes."""
         from steepen.launch.base import LauncherBase
         from steepen.launch.batch_progress import BatchProgress
-        from steepen.recipe.recipe_file import write_recipe
+        from steepen.recipe.recipe_choice import write_recipe
         from steepen.results.study import open_study
         from steepen.studies.driver.drive import drive
         from steepen.studies.driver.journal import Journal
@@ -217,7 +220,8 @@ class StudyRequest(Launching, Request[Any]):
                 return drive(
                     self.entry.start(context, self.given), self.store, launcher,
                     journal=Journal.open(self.studies, title, self._journal_options(context), self.runs),
-                    budget=self.limit(), accept_diverged=self.entry.accept_diverged,
+                    budget=None if "until" in self.given else self.limit(),
+                    accept_diverged=self.entry.accept_diverged,
                     retry_diverged=self.retry_diverged, progress=BatchProgress(self.store, speed=speed),
                 )  # fmt: skip
             finally:

@@ -14,7 +14,7 @@ from steepen.requests.request import Argument, Option
 from steepen.utils.values import Pairs
 
 if TYPE_CHECKING:
-    from steepen.laws.table import Table
+    from steepen.tables.table import Table
 
 ACCEPTED = "a file, a pandas, polars or Arrow frame, a dict of columns, or a list of dicts"
 
@@ -88,7 +88,7 @@ class ReadsTable:
 
         The columns that a law needs are numbers, under our names.
         """
-        from steepen.laws.clean_table import Cleaning, clean
+        from steepen.tables.clean_table import Cleaning, clean
 
         if self.write_table is not None and self.write_table.suffix.lower() != ".csv":
             raise UsageError(
@@ -153,7 +153,6 @@ def as_table(
     columns: Mapping[str, str] | None = None,
     where: Sequence[str] = (),
     at: str = "final",
-    name: str = "table",
 ) -> Table:
     """A table of runs from a file's path or from data in memory.
 
@@ -161,9 +160,10 @@ def as_table(
     the dataframe interchange protocol), a dict of columns, a list of dicts, or `Runs`. `columns` maps our
     names to the data's own: `{"loss": "val_loss"}`. `where` keeps the rows that satisfy every condition.
     """
-    from steepen.laws.read_table import read_table
-    from steepen.laws.table import table_from
+    from steepen.tables.read_table import read_table
+    from steepen.tables.table import table_from
 
+    name = "table"
     if isinstance(data, str | Path) and (rows := _own_runs(Path(data))) is not None:
         data, name = rows, str(data)
     if isinstance(data, str | Path):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from steepen.runs.spec import RunSpec
 
 EVALUATION = "Evaluation of the finished run"
-# Measured on one core; the table is in docs/training.md.
+# Measured on one core; the table is in docs/log.md ("bf16 on a CPU").
 BF16_ON_CPU = (
     "this run uses bf16, which is about 10 times slower than fp32 on a CPU without bf16 instructions; "
     "`precision` fp32 trains another run (its own hash)."

@@ -218,12 +218,16 @@ def comparison_sentence(found: ChinchillaTableFit, arm: str) -> str:
         head += f", and {subject} {grows} with compute"
     low, high = one.growth_interval
     confidence = percent(found.first.fit.settings.confidence)
-    ends = " and ".join(_multiplier(m) for m in one.multipliers)
+    ends = ", ".join(_multiplier(m) for m in one.multipliers)
     middle = one.multiplier
+    interval = f"{confidence} {middle.interval[0]:.3f} to {middle.interval[1]:.3f}; p = {p:.2g}"
+    needs = f"It needs {_multiplier(middle)} (multiplier {middle.value:.3f}, {interval})"
+    if better == "not resolved":  # no direction is shown
+        at = format_flops(middle.flops)
+        needs = f"The multiplier is {middle.value:.3f} at {at} FLOPs ({interval})"
     text = (
-        f"{arm} against {found.reference}: {head}. It needs {_multiplier(middle)} (multiplier"
-        f" {middle.value:.3f}, {confidence} {middle.interval[0]:.3f} to {middle.interval[1]:.3f}; p ="
-        f" {p:.2g}), the middle of the common range; {ends}. The multiplier changes by ×{one.growth:.3f}"
+        f"{arm} against {found.reference}: {head}. {needs}, the middle of the common range; {ends}."
+        f" The multiplier changes by ×{one.growth:.3f}"
         f" per decade of compute ({low:.3f} to {high:.3f}; p = {p_growth:.2g})"
     )
     if one.p_ratio_effect < LEVEL:

@@ -29,6 +29,8 @@ class DryRunRow:
     disk_bytes: Annotated[int, Column(shown=False)] = 0  # of its last checkpoint, which it keeps
     gpus: Annotated[int, Column("GPUs")] = 1
     varied: str = ""  # what tells it from other runs of its arm, depth and seed
+    # FLOPs of its first steps, which another of these runs trains: not in `flops`.
+    shared_flops: Annotated[float, Column(shown=False)] = 0.0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -57,6 +59,11 @@ class DryRun(Result):
     def flops(self) -> float:
         """FLOPs of all runs together."""
         return sum(run.flops for run in self.runs)
+
+    @property
+    def shared_flops(self) -> float:
+        """FLOPs of steps that several runs have in common, which one of them trains for all."""
+        return sum(run.shared_flops for run in self.runs)
 
     @property
     def disk_bytes(self) -> int:
@@ -103,8 +110,8 @@ class DryRun(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """The runs and their totals."""
-        totals = ("flops", "seconds", "machine_seconds", "gpu_seconds", "dollars", "later_dollars",
-                  "disk_bytes")  # fmt: skip
+        totals = ("flops", "shared_flops", "seconds", "machine_seconds", "gpu_seconds", "dollars",
+                  "later_dollars", "disk_bytes")  # fmt: skip
         found = {**asdict(self), **{name: getattr(self, name) for name in totals}}
         del found["on_cpu"]
         return found
@@ -139,8 +146,9 @@ class DryRun(Result):
             how = f"on {self.available} GPUs"
         elif several:
             how += f" on up to {self.most_gpus} GPUs"
+        shared = f" ({self.flops + self.shared_flops:.3g} if each trained alone)" if self.shared_flops else ""
         yield Lines(
-            f"{_runs(len(self.runs))} to make ({done}): {self.flops:.3g} FLOPs, {work}, "
+            f"{_runs(len(self.runs))} to make ({done}): {self.flops:.3g} FLOPs{shared}, {work}, "
             f"{format_duration(self.seconds)} {how} ({self.speed})."
         )
         if not self.data_known:

@@ -11,6 +11,7 @@ from steepen.results.panel import Panel
 from steepen.results.result import Result
 from steepen.results.table import Column, Table, table_of
 from steepen.results.text import Block, Lines, Paragraph
+from steepen.utils.formatting import counted
 
 if TYPE_CHECKING:
     from steepen.evaluation.evaluate_many import ManyScores
@@ -193,8 +194,7 @@ class EvaluatedRuns(Result):
     def headline(self) -> str:
         """How many were evaluated, skipped and failed."""
         done, had, failed = (self.found.evaluated, self.found.skipped, self.found.failed)
-        noun = "run" if len(done) == 1 else "runs"
-        return f"{len(done)} {noun} evaluated, {len(had)} had these scores, {len(failed)} failed."
+        return f"{counted(len(done), 'run')} evaluated, {len(had)} had these scores, {len(failed)} failed."
 
     @property
     def failure(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from steepen.results.result import Result
 from steepen.results.text import Block, Lines
-from steepen.utils.formatting import format_bytes
+from steepen.utils.formatting import counted, format_bytes
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Report(Result):
     @property
     def notes(self) -> Sequence[str]:
         """What else is in the directory."""
-        count = "1 file" if len(self.others) == 1 else f"{len(self.others)} files"
+        count = counted(len(self.others), "file")
         text = f"{self.page.parent} also has {count} that this report did not write, such as "
         return [f"{text}{min(self.others)}."] if self.others else []
 

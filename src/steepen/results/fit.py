@@ -13,6 +13,7 @@ from steepen.results.panel import Panel
 from steepen.results.result import Result
 from steepen.results.table import Column, Table, table_of
 from steepen.results.text import Block, Paragraph, table_width
+from steepen.studies.answer import StudyVerdict
 from steepen.studies.verdict_row import LawRow, VerdictRow, law_rows
 from steepen.utils.formatting import MISSING, cost_axis, format_flops, percent
 
@@ -37,7 +38,9 @@ STYLES: dict[str, str] = {
 }
 UNDECIDED = 3  # exit code
 MAX_ROWS_IN_BRIEF = 10
+MAX_PAIRS_IN_BRIEF = 6  # whose names take two lines
 MAX_WARNINGS_IN_BRIEF = 2
+MAX_HELD_OUT_IN_BRIEF = 4
 
 
 def verdict_words(verdicts: Mapping[str, Verdict], most: int = 4) -> str:
@@ -104,6 +107,19 @@ class ComputeResult(Result):
             return f"compute law of {reference}: γ = {gamma:.4f}"
         return f"fit against {reference}: {verdict_words(self.verdicts)}"
 
+    def study_verdicts(self) -> Sequence[StudyVerdict]:
+        """The verdicts on all arms but the reference, as those of a study."""
+        return [StudyVerdict(verdict, arm) for arm, verdict in self.verdicts.items()]
+
+    def page_title(self) -> str:
+        """The three questions, which the page answers."""
+        return answer_title(self.analysis) if self.verdicts else self.headline()
+
+    def page_tables(self) -> Sequence[Table]:
+        """The tables, without the one that the page's answers repeat."""
+        repeated = answer_title(self.analysis) if self.verdicts and not self.analysis.pairs else None
+        return [table for table in super().page_tables() if table.title != repeated]
+
     def left_out(self) -> tuple[str, ...]:
         """Comparisons with a reference, where there is one arm."""
         if self.verdicts:
@@ -143,7 +159,7 @@ class ComputeResult(Result):
         for verdict in apart[:MAX_NAMED]:
             yield Paragraph(f" {verdict.sentence}", "■", "yellow")
         if verdicts:
-            yield answer_table(self.analysis, verdicts if self.full else verdicts[:MAX_ROWS_IN_BRIEF], width)
+            yield answer_table(self.analysis, verdicts if self.full else verdicts[: self._brief], width)
         if self.full:
             yield from self._details(verdicts)
         elif len(verdicts) == 1 and not apart:
@@ -152,8 +168,12 @@ class ComputeResult(Result):
             yield law_table(self.analysis.primary_fit)
         if self.predictions is not None:
             yield self.predictions.table()
-        for held in self.analysis.hold_out:
-            yield _held_out(held, self.analysis.request.unit)
+        held = self.analysis.hold_out
+        if held and self.full:
+            yield from (_held_out(one, self.analysis.request.unit) for one in held)
+        elif held:
+            largest = sorted(held, key=lambda one: -one.flops)[:MAX_HELD_OUT_IN_BRIEF]
+            yield held_out_table([one for one in held if one in largest])
         warnings = self.analysis.warnings
         for warning in warnings if self.full else warnings[:MAX_WARNINGS_IN_BRIEF]:
             yield Paragraph(f" {warning}", "warning:", "yellow")
@@ -165,11 +185,17 @@ class ComputeResult(Result):
         if not self.full:
             yield Paragraph(self._what_else(len(verdicts), len(warnings)))
 
+    @property
+    def _brief(self) -> int:
+        """Rows of answers in the brief form."""
+        return MAX_PAIRS_IN_BRIEF if self.analysis.pairs else MAX_ROWS_IN_BRIEF
+
     def _what_else(self, verdicts: int, warnings: int) -> str:
         more = [
-            f"{count - shown} more {what}"
+            f"{count - shown} more {what if count - shown > 1 else what.removesuffix('s')}"
             for what, count, shown in (
-                ("comparisons", verdicts, MAX_ROWS_IN_BRIEF),
+                ("comparisons", verdicts, self._brief),
+                ("hold-outs", len(self.analysis.hold_out), MAX_HELD_OUT_IN_BRIEF),
                 ("warnings", warnings, MAX_WARNINGS_IN_BRIEF),
             )
             if count > shown
@@ -197,21 +223,25 @@ class ComputeResult(Result):
 MAX_NAMED = 3
 
 
+def answer_title(analysis: LadderAnalysis) -> str:
+    """The three questions."""
+    if analysis.pairs:
+        return "Is it better, by how much, and does the gain grow?"
+    return f"Against {analysis.request.reference}: better, by how much, and does the gain grow?"
+
+
 def answer_table(analysis: LadderAnalysis, verdicts: Sequence[Verdict], width: int) -> Table:
     """The three answers, a row for each arm."""
-    every = bool(analysis.pairs)
-    title = "Is it better, by how much, and does the gain grow?"
-    if not every:
-        title = f"Against {analysis.request.reference}: better, by how much, and does the gain grow?"
+    every, title = bool(analysis.pairs), answer_title(analysis)
     styles = STYLES | {_gain_grows(verdict): STYLES[verdict.growth] for verdict in verdicts}
     columns = [
         Column("arm", value=lambda v: f"{v.arm} / {v.reference}" if every else v.arm),
         Column("in range", value=lambda v: v.better, styles=STYLES),
         Column("multiplier", value=_gain, align="right"),
-        Column("p", ".1g", value=lambda v: v.gain.p_value),
+        Column("p", value=lambda v: _p(v, v.gain.p_value), align="right"),
         Column("gain", value=_gain_grows, styles=styles),
         Column("×/decade", value=_growth_per_decade, align="right"),
-        Column("p", ".1g", value=lambda v: v.slope.p_value),
+        Column("p", value=lambda v: _p(v, v.slope.p_value), align="right"),
     ]
     level = analysis.request.level
     noun = cost_axis(analysis.request.unit).noun
@@ -244,6 +274,10 @@ def _gain(verdict: Verdict) -> str:
     return f"{verdict.gain.value:.2f} ({_short(low)}–{_short(high)})"
 
 
+def _p(verdict: Verdict, p: float) -> str:
+    return MISSING if verdict.flops_range is None else f"{p:.1g}" if p >= 1e-99 else "<1e-99"
+
+
 def _short(value: float) -> str:
     return f"{value:.2f}" if value < 100 else f"{value:.0e}"
 
@@ -261,10 +295,12 @@ def noise_sentence(analysis: LadderAnalysis) -> str:
             f"Noise: residual SD {analysis.lack_of_fit:.2g}, from the scatter about the laws (no replicates)."
         )
     (low, first), (high, last) = analysis.seed_noise[0], analysis.seed_noise[-1]
+    changes = f"{first:.2g}"
+    if changes != f"{last:.2g}":
+        changes += f" at {format_flops(low, 2)} to {last:.2g} at {format_flops(high, 2)}"
     return (
-        f"Noise: SD of a seed {first:.2g} at {format_flops(low, 2)} to {last:.2g} at"
-        f" {format_flops(high, 2)}, from"
-        f" replicates of all arms; lack of fit {analysis.lack_of_fit:.2g}, which more seeds do not reduce."
+        f"Noise: SD of a seed {changes}, from replicates of all arms; lack of fit"
+        f" {analysis.lack_of_fit:.2g}, which more seeds do not reduce."
     )
 
 
@@ -280,8 +316,11 @@ def prediction_table(analysis: LadderAnalysis) -> Table:
             Column(f"E, at {at}", _irreducible, value=lambda v, i=i: v.predictions[i], align="right")
         )
     title = "extrapolated multipliers, if the exponent (γ) or the irreducible loss (E) differs; – rejected"
-    own = "arms do not share one E: columns of γ are by each arm's own E and γ"
-    return table_of(verdicts, columns, title, own if analysis.one_e_rejected else "")
+    neither = any(one.exponent is one.irreducible is None for v in verdicts for one in v.predictions)
+    caption = "– under both: E and γ differ together, or a law does not fall" if neither else ""
+    if analysis.one_e_rejected:
+        caption = "arms do not share one E: columns of γ are by each arm's own E and γ"
+    return table_of(verdicts, columns, title, caption)
 
 
 def _times(prediction: Prediction) -> str:
@@ -355,6 +394,18 @@ def _span(interval: tuple[float, float]) -> str:
     return f"{interval[0]:.4f}–{interval[1]:.4f}"
 
 
+def held_out_table(held: Sequence[HeldOutLoss]) -> Table:
+    """Held-out runs and their forecasts in a row each; a sentence of each is in the full form."""
+    columns = [
+        Column("held out", value=lambda one: f"{one.arm} at {format_flops(one.flops)}"),
+        Column("observed", ".4f", value=lambda one: one.observed),
+        Column("forecast", value=lambda one: f"{one.forecast:.4f} ({_span(one.interval)})", align="right"),
+        Column("error/SE", "+.1f", value=lambda one: one.error_in_standard_errors),
+        Column("law needs", value=lambda one: f"{one.compute_factor:.2f}×", align="right"),
+    ]
+    return table_of(held, columns)
+
+
 def _held_out(held: HeldOutLoss, unit: str) -> Block:
     low, high = held.interval
     return Paragraph(
@@ -393,7 +444,7 @@ class Predictions(Result):
 
     def headline(self) -> str:
         """What is predicted, and how sure."""
-        return f"predicted loss of one run, {percent(self.predicted[0].confidence)} interval"
+        return f"Predicted loss of one run, {percent(self.predicted[0].confidence)} interval"
 
     def headings(self) -> dict[str, str]:
         """With the unit of compute."""

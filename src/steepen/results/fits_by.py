@@ -11,6 +11,7 @@ from steepen.results.panel import Panel
 from steepen.results.result import Result
 from steepen.results.table import Column, Table
 from steepen.results.text import Block, Paragraph
+from steepen.studies.answer import StudyVerdict
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -40,6 +41,27 @@ class FitsBy(Result):
             for value, one in self.results.items()
             for arm, verdict in getattr(one, "verdicts", {}).items()
         }
+
+    def study_verdicts(self) -> Sequence[StudyVerdict]:
+        """The verdicts of all results, each with its value."""
+        return [
+            replace(judged, part=value)
+            for value, one in self.results.items()
+            for judged in one.study_verdicts()
+        ]
+
+    def page_title(self) -> str:
+        """The first result's, and what the results are by."""
+        first = next(iter(self.results.values()))
+        return f"{first.page_title()} By {self.by}"
+
+    def page_tables(self) -> Sequence[Table]:
+        """The tables of every result under its value."""
+        return [
+            replace(table, title=f"{value}: {table.title}")
+            for value, one in self.results.items()
+            for table in one.page_tables()
+        ]
 
     @property
     def rows(self) -> Sequence[Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from steepen.results.result import Result
 from steepen.results.text import Block, Lines
+from steepen.utils.formatting import counted
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,7 @@ class GeneratedTexts(Result):
 
     def headline(self) -> str:
         """How many texts there are, and of which run."""
-        noun = "text" if len(self.texts) == 1 else "texts"
-        return f"{len(self.texts)} {noun} of {self.run}"
+        return f"{counted(len(self.texts), 'text')} of {self.run}"
 
     def to_dict(self) -> dict[str, Any]:
         """Run, passes, seed, and prompts with their texts."""

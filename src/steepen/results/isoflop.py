@@ -142,11 +142,12 @@ def comparison_sentence(found: IsoflopTableFit, arm: str) -> str:
         if one.growth is not None and found.p_growth[arm] < LEVEL:
             subject = "the gain" if mean.value > 1 else "its multiplier"
             head += f", and {subject} {'grows' if one.growth.value > 1 else 'shrinks'} with compute"
-        ends = f"{mean.interval[0]:.3f} to {mean.interval[1]:.3f}"
-        parts.append(
-            f"{head}. It needs {compute_factor(mean.value)} on average over {len(one.budgets)} budgets"
-            f" (multiplier {mean.value:.3f}, {ends}; p = {p:.2g})"
-        )
+        ends = f"{mean.interval[0]:.3f} to {mean.interval[1]:.3f}; p = {p:.2g}"
+        over = f"on average over {len(one.budgets)} budgets"
+        needs = f"It needs {compute_factor(mean.value)} {over} (multiplier {mean.value:.3f}, {ends})"
+        if p >= LEVEL:  # no direction is shown
+            needs = f"The multiplier is {mean.value:.3f} {over} ({ends})"
+        parts.append(f"{head}. {needs}")
     else:
         parts.append("no multiplier, as the arm has one optimum")
     if (growth := one.growth) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,13 +19,18 @@ EXIT_CODES = {"yes": 0, "undecided": 3, "no": 4}
 STYLES = {"yes": "bold green", "undecided": "yellow", "no": "bold red"}
 
 
+def _floor(value: float) -> str:
+    """The noise floor; where no seed was repeated there is none."""
+    return "unknown" if math.isinf(value) else f"{value:.4f}"
+
+
 @dataclass(frozen=True)
 class KeepRow:
     """The arm against the reference at one scale."""
 
     flops: Annotated[float, Column("at", format_flops)]
     gain: Annotated[float, Column("gain in loss", "+.4f")]
-    noise_floor: Annotated[float, Column("noise floor", ".4f")]
+    noise_floor: Annotated[float, Column("noise floor", _floor)]
     p_value: Annotated[float, Column("p", ".1g")]
     answer: str
     seeds: int

@@ -117,7 +117,10 @@ def _size(planned: PlannedRun, facts: dict[str, Any]) -> Iterator[tuple[str, str
 
 
 def _budget(planned: PlannedRun, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    per_parameter = f"{facts['tokens_per_parameter']:.2f} per initial stored parameter"
+    # The count is that of the arm's own size at its first passes.
+    others = {*planned.schedule.axes} - {"passes"}
+    counted = "parameter of the full size" if others else "initial stored parameter"
+    per_parameter = f"{facts['tokens_per_parameter']:.2f} per {counted}"
     yield "tokens", f"{planned.tokens:,} ({per_parameter})"
     yield "steps", f"{planned.steps:,} of {planned.batch_tokens:,} tokens"
     if planned.growth_step is not None:
@@ -127,14 +130,23 @@ def _budget(planned: PlannedRun, facts: dict[str, Any]) -> Iterator[tuple[str, s
     for phase in facts["phases"]:
         terms = phase["flops_per_token"]
         parts = ", ".join(f"{name} {terms[name]:.3e}" for name in ("matmul", "attention", "head"))
-        yield f"FLOPs per token, K={format_passes(phase['passes'])}", f"{terms['total']:.4e} ({parts})"
+        size = f"K={format_passes(phase['passes'])}"
+        if {*planned.schedule.axes} - {"passes"}:
+            size += f", {phase['allocation']}, width {phase['width']}, context {phase['context']}"
+        yield f"FLOPs per token, {size}", f"{terms['total']:.4e} ({parts})"
 
 
 def _cost(cluster: dict[str, Any]) -> Iterator[tuple[str, str]]:
     alone = ", without communication" if cluster["gpus"] > 1 else ""
     yield "time", f"{_hours(cluster['hours'])} ({cluster['gpu_hours']:.1f} GPU hours{alone})"
     if cluster["dollars"] is not None:
-        yield "cost", f"${cluster['dollars']:,.2f}"
+        price = cluster["dollars"] / cluster["gpu_hours"]
+        exposed = [one["hours"] for one in cluster["communication_per_step"].values()]
+        # The bound of the ways to shard below: nothing of the communication overlapped.
+        most = (
+            f", at most ${price * cluster['gpus'] * min(exposed):,.2f} with communication" if exposed else ""
+        )
+        yield "cost", f"${cluster['dollars']:,.2f}{alone}{most}"
     saved = format_bytes(cluster["checkpoint_bytes"])
     yield "disk", f"{saved} for a checkpoint; 2 are kept while it trains"
 
@@ -151,6 +163,9 @@ def _memory(cluster: dict[str, Any]) -> Iterator[tuple[str, str]]:
         largest = f"largest that fits: {_stages(limits)}" if limits[-1] else "a single sequence does not fit"
         if cluster["recompute"][kind]:
             largest += "; blocks are computed again in the backward"
+        stages = [f"{value:.1f}" for value in cluster["memory_gib_by_stage"][kind]]
+        if len(stages) > 1:
+            largest += f"; in each stage {', then '.join(stages)} GiB"
         yield (
             f"memory, {kind}",
             f"{memory['total']:.1f} GiB per GPU, {fits} ({parts}); micro-batch {_stages(used)}, {largest}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,8 @@ from steepen.results.text import Block, Paragraph
 from steepen.utils.formatting import format_flops, percent
 
 if TYPE_CHECKING:
-    from steepen.laws.power import CheapestLadder, Extension, LadderPlan, Power, Target
+    from steepen.laws.next_runs import FurtherRuns
+    from steepen.laws.power import CheapestLadder, LadderPlan, Power, Target
 
 TARGET_TITLES: dict[Target, str] = {"growth": "growth of the gain", "exponent": "larger exponent"}
 
@@ -47,7 +49,7 @@ class PowerResult(Result):
 
     power: Power
     cheapest: tuple[CheapestLadder, ...] = ()
-    extension: Extension | None = None  # of the ladders of a table
+    further: FurtherRuns | None = None  # of the ladders of a table
 
     @property
     def rows(self) -> list[LadderRow]:
@@ -74,7 +76,10 @@ class PowerResult(Result):
     def to_dict(self) -> dict[str, Any]:
         """Everything as nested dicts and numbers, as `steepen power --json` prints it."""
         found = {**self.power.to_dict(), "cheapest": {one.target: one.to_dict() for one in self.cheapest}}
-        return found if self.extension is None else {**found, "further_runs": self.extension.runs}
+        if self.further is None:
+            return found
+        runs = [[step.offer.arm, step.offer.flops] for step in self.further.path]
+        return {**found, "further_runs": runs, "further_power": self.further.power}
 
     def panels(self) -> list[Panel]:
         """How often the plan gives each answer."""
@@ -105,29 +110,34 @@ class PowerResult(Result):
                 " would look like the whole Δγ. Re-sweep the learning rate at the top."
             )
         yield from (Paragraph(_found(one)) for one in self.cheapest)
-        if self.extension is not None:
-            yield from _further(self.extension)
+        if self.further is not None:
+            yield from _further(self.further)
 
 
-def _further(found: Extension) -> Iterable[Block]:
+def _further(found: FurtherRuns) -> Iterable[Block]:
     """The further runs that would settle the question."""
     goal = percent(found.goal)
     what = "that the arm is better or worse" if found.question == "better" else "that the gain changes"
-    if found.power is None:
-        yield Paragraph(f"Up to 5 seeds and 6 more rungs do not reach {goal} power to show {what}.")
-    elif not found.runs:
+    if not found.path:
         yield Paragraph(f"The ladders have {goal} power to show {what}: no further run is needed.")
-    else:
-        columns = [
-            Column("FLOPs", value=lambda run: format_flops(run[0]), align="right"),
-            Column("runs of each arm", value=lambda run: run[1]),
-        ]
-        reached = found.power.better if found.question == "better" else found.power.growth
+        return
+    if found.power < found.goal - 1e-6:
         yield Paragraph(
-            f"Further runs that would show {what} (power {reached:.2f}), {format_flops(found.cost)} FLOPs of "
-            "both arms together:"
+            f"The {len(found.path)} cheapest further runs reach {found.power:.0%} power to show {what}, not "
+            f"{goal}."
         )
-        yield table_of(found.runs, columns)
+        return
+    counts = Counter((step.offer.arm, step.offer.flops) for step in found.path)
+    columns = [
+        Column("arm", value=lambda run: run[0][0]),
+        Column("FLOPs", value=lambda run: format_flops(run[0][1]), align="right"),
+        Column("runs", value=lambda run: run[1]),
+    ]
+    yield Paragraph(
+        f"Cheapest further runs that would show {what} with {goal} power, "
+        f"{format_flops(found.path[-1].paid)} FLOPs (`steepen next` says how sure an answer is):"
+    )
+    yield table_of(sorted(counts.items()), columns)
 
 
 def outcome_table(power: Power) -> Table:

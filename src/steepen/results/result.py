@@ -1,4 +1,8 @@
-"""`Result`: what every verb returns, with every way to show it."""
+"""`Result`: what every verb returns, with every way to show it.
+
+A subclass says what its rows, headline, blocks of text and panels are; text, JSON, frames, LaTeX, HTML,
+files and figures are made of those here, once for all verbs, so that no two of them can disagree.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +28,12 @@ from steepen.results.table import (
     to_html,
     to_latex,
 )
+from steepen.utils.formatting import counted
 
 if TYPE_CHECKING:
-    from steepen.laws.clean_table import Problem
     from steepen.results.text import Block
+    from steepen.studies.answer import StudyVerdict
+    from steepen.tables.clean_table import Problem
 
 STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 MAX_PROBLEMS = 8  # shown in a terminal
@@ -192,31 +198,45 @@ class Result(ABC):
         from steepen.report.load_studies import LoadedStudy
         from steepen.report.page import render_page
         from steepen.results.text import WIDTH, Lines, Paragraph
-        from steepen.studies.answer import Answer, StudyVerdict
+        from steepen.studies.answer import Answer
         from steepen.utils.files import write_atomically
 
         target, chosen = Path(path), figure_options(options)
         check_report(target)
         blocks = list(self.blocks(WIDTH))
-        verdicts: dict[str, Any] = getattr(self, "verdicts", {})
+        verdicts = self.study_verdicts()
         # Sentences of verdicts are on the page as verdicts.
         texts = [
             b.text for b in blocks if isinstance(b, Lines) or (isinstance(b, Paragraph) and not verdicts)
         ]
         answer = Answer(
             "fit",
-            self.headline(),
+            self.page_title(),
             section="",
             findings=tuple(line for text in texts for line in text.splitlines() if line.strip()),
             values={},
-            verdicts=tuple(StudyVerdict(verdict, arm) for arm, verdict in verdicts.items()),
+            verdicts=tuple(verdicts),
             panels=tuple(chosen.apply(self.panels())),
-            tables=(*self._problem_tables(), *(block for block in blocks if isinstance(block, Table))),
+            tables=(*self._problem_tables(), *self.page_tables()),
             warnings=tuple(self.warnings()),
             cautions=tuple(self._cautions()),
         )
-        write_atomically(target, render_page([LoadedStudy("fit", answer, {}, ())], titles=chosen.titles))
+        write_atomically(target, render_page([LoadedStudy("", answer, {}, ())], titles=chosen.titles))
         return target
+
+    def page_title(self) -> str:
+        """The heading of its page."""
+        return self.headline()
+
+    def page_tables(self) -> Sequence[Table]:
+        """The tables of its page, below the problems of the table of runs."""
+        from steepen.results.text import WIDTH
+
+        return [block for block in self.blocks(WIDTH) if isinstance(block, Table)]
+
+    def study_verdicts(self) -> Sequence[StudyVerdict]:
+        """Its verdicts as those of a study; none by default."""
+        return ()
 
     def warnings(self) -> Sequence[str]:
         """Warnings about the result, one sentence each."""
@@ -237,8 +257,8 @@ class Result(ABC):
     def _cautions(self) -> list[str]:
         """One sentence about the problems of the table, where some are more than notes."""
         count = sum(one.severity != "note" for one in self.problems)
-        word = "problem" if count == 1 else "problems"
-        return [f"The table had {count} {word}; what was done is in its list of problems."] if count else []
+        text = f"The table had {counted(count, 'problem')}; what was done is in its list of problems."
+        return [text] if count else []
 
     def _problem_tables(self) -> list[Table]:
         """The problems of the table as a table; none where there are none."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,14 +19,13 @@ from steepen.results.panel import Axis, Panel, Series
 from steepen.results.result import Result, to_pandas
 from steepen.results.table import Column, Table, table_of, to_csv
 from steepen.results.text import Block, Lines, Paragraph, print_blocks
-from steepen.utils.formatting import format_bytes
+from steepen.utils.formatting import counted, format_bytes
 
 if TYPE_CHECKING:
     from steepen.runs.disk import Removal
     from steepen.runs.record import RunRecord
     from steepen.runs.row import RunRow
     from steepen.runs.spec import RunSpec
-import math
 
 WIDE = 100  # terminal columns from which whole hashes, tokens and speed are shown
 PIPE_WIDTH = 200  # a pipe has no width: whole lines are printed, unless COLUMNS asks for one
@@ -110,13 +110,13 @@ class Run(Result):
 
     def metrics_rows(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl: one per logged step and one per validation."""
-        from steepen.runs.metrics import read_metrics
+        from steepen.runs.store import read_metrics
 
         return read_metrics(self.path / "metrics.jsonl")
 
     def samples(self) -> list[dict[str, Any]]:
         """Texts that the run generated while it trained (`sample_every`): step, prompt and text of each."""
-        from steepen.runs.metrics import read_samples
+        from steepen.runs.store import read_samples
 
         return read_samples(self.path / "samples.jsonl")
 
@@ -161,9 +161,9 @@ class Run(Result):
         yield from _chart([self], width)
         waits = [row["checkpoint_wait"] for row in self.metrics_rows() if row.get("checkpoint_wait")]
         if waits:
-            noun = "checkpoint" if len(waits) == 1 else "checkpoints"
             longest = f", at most {max(waits):.2f} s for one" if len(waits) > 1 else ""
-            yield Lines(f"\ntraining waited {sum(waits):.2f} s for {len(waits)} {noun}{longest}")
+            saved = counted(len(waits), "checkpoint")
+            yield Lines(f"\ntraining waited {sum(waits):.2f} s for {saved}{longest}")
         samples = self.samples()
         for step in sorted({one["step"] for one in (samples[:1] + samples[-1:])}):
             yield Lines(f"\nsamples at step {step:,}")
@@ -195,8 +195,6 @@ def curves_panel(runs: Iterable[Run]) -> Panel:
 
 def _chart(runs: Sequence[Run], width: int) -> Iterator[Block]:
     """The loss curves as text, if any run has one."""
-    from steepen.results.runs import text_plot
-
     chart = text_plot([run.curve() for run in runs], min(80, width))
     if chart:
         yield Lines("\ntraining loss over tokens\n" + "\n".join(chart))
@@ -324,7 +322,7 @@ class Runs(Result):
         """How many runs there are, by status."""
         counts = {status: sum(run.status == status for run in self.runs) for status in STYLES}
         words = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-        return f"{_count(self.runs)} of {self.directory}" + (f": {words}" if words else "")
+        return f"{counted(len(self.runs), 'run')} of {self.directory}" + (f": {words}" if words else "")
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One row per run with every field: hyperparameters, parameters, FLOPs, seconds, scores."""
@@ -349,7 +347,7 @@ class Runs(Result):
             extra = [name for name in dict.fromkeys(self.asked) if name not in LISTED]
             yield from run_blocks([run.fields for run in self.runs], width, extra)
         size = format_bytes(sum(run.fields["disk_bytes"] for run in self.runs))
-        yield Paragraph(f"{_count(self.runs)}, {size} on disk.")
+        yield Paragraph(f"{counted(len(self.runs), 'run')}, {size} on disk.")
 
     def print(self) -> None:
         """Print the runs; whole lines where the output is a pipe or a file."""
@@ -361,10 +359,6 @@ class Runs(Result):
     def panels(self) -> list[Panel]:
         """The loss curves of all runs."""
         return [curves_panel(self.runs)]
-
-
-def _count(runs: Sequence[Any]) -> str:
-    return f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}"
 
 
 def _field_table(runs: Sequence[Run], names: Sequence[str], title: str = "", caption: str = "") -> Table:
@@ -463,7 +457,6 @@ class RunComparison(Result):
 
     def blocks(self, width: int) -> Iterable[Block]:
         """Both runs, settings that differ, then what was measured, and the loss curves as text."""
-        from steepen.results.runs import MARKS
         from steepen.runs.fields import format_field
 
         pair = (self.first, self.second)

@@ -20,7 +20,8 @@ from steepen.results.table import Column, Table, formatted_rows, right_columns
 from steepen.results.text import WIDTH, Block, Lines, Paragraph
 from steepen.studies.answer import Answer
 from steepen.studies.driver.journal import Journal, find_study_folder
-from steepen.studies.driver.study_status import StudyStatus, done_fraction, study_status
+from steepen.studies.driver.study_status import StudyStatus, done_fraction, study_status, with_mistuned
+from steepen.studies.mistuning import Mistuning
 from steepen.utils.formatting import format_duration
 
 if TYPE_CHECKING:
@@ -106,6 +107,11 @@ class Study(Result):
         """Runs by status, FLOPs done and left, and the estimated time, from the files."""
         return study_status(self.journal, self.runs_directory)
 
+    @property
+    def mistuned(self) -> tuple[Mistuning, ...]:
+        """The runs that look mistuned, by their metrics; none where these are not here."""
+        return with_mistuned(self.status()).mistuned
+
     def headline(self) -> str:
         """Name, state and verdicts."""
         words = verdict_words(self.verdicts)
@@ -131,7 +137,7 @@ class Study(Result):
         if answer is None:
             yield Paragraph(f"{self.headline()}; no answer yet. {self.journal.entry.message}".rstrip())
             return
-        yield from answer_blocks(answer, width)
+        yield from answer_blocks(answer, width, self.mistuned)
         runs = self.journal.runs_directory(self.runs_directory)
         runs = runs.relative_to(Path.cwd()) if runs.is_relative_to(Path.cwd()) else runs
         yield Paragraph()
@@ -140,7 +146,7 @@ class Study(Result):
             yield Lines(f"The recipe is {path}: give it to plan, train or study with `--recipe {path}`.")
 
 
-def answer_blocks(answer: Answer, width: int) -> Iterable[Block]:
+def answer_blocks(answer: Answer, width: int, mistuned: Sequence[Mistuning] = ()) -> Iterable[Block]:
     """The question, the verdicts, the other findings, the tables and the warnings.
 
     Tables with a row per run, and those too wide for the terminal, are left to the report.
@@ -153,6 +159,8 @@ def answer_blocks(answer: Answer, width: int) -> Iterable[Block]:
         yield Paragraph(f" {row.verdict}{part}", f"■ {title}", STYLES[row.better])
         yield Paragraph(verdict.sentence, indent=2)
         yield from (Paragraph(f"· {line}", indent=2) for line in verdict.what_would_change)
+        doubts = [found.sentence for found in mistuned if found.arm == judged.arm]
+        yield from (Paragraph(f"· mistuned? {sentence}", indent=2) for sentence in doubts)
     yield from (Paragraph(f"• {finding}") for finding in answer.findings)
     left_out: list[str] = []
     for table in (table for table in answer.tables if not table.per_run):
@@ -275,6 +283,7 @@ class Status(Result):
             yield Lines(f"No study in {self.directory} yet.")
         for one in self.studies if self.alone else ():
             yield from (Lines(text) for text in (one.message,) if text)
+            yield from (Paragraph(found.sentence, "mistuned?", "yellow") for found in one.mistuned)
             if rows := [vars(row) for row in one.runs if row.status in NOT_ENDED]:
                 yield from run_blocks(rows, width)
 
@@ -285,6 +294,7 @@ def _line(study: StudyStatus) -> str:
     line = f"{study.name}: {study.state}, batch {study.batches}; {len(study.runs)} runs requested"
     line += f" ({counts})" if counts else ""
     line += f"; {study.flops_done:.3g} FLOPs done, {study.flops_left:.3g} left"
+    line += f" ({study.flops_shared:.3g} saved by shared steps)" if study.flops_shared else ""
     if study.flops_left and study.seconds_left is not None:
         left = format_duration(study.seconds_left)
         line += f", ETA {left}" if study.state == "running" else f", about {left} of work"

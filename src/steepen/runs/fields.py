@@ -39,7 +39,7 @@ ALIASES = {
 _MEASURED = frozenset({
     "status", "cause", "failure_kind", "loss", "step", "tokens_per_second", "finished", "bits_per_byte",
     "train_loss", "seconds_training", "seconds_total", "mfu", "peak_memory_bytes", "device", "host",
-    "resumed", "disk_bytes", "kl_depth",
+    "resumed", "disk_bytes", "kl_depth", "trunk", "trunk_steps", "spent_flops",
 })  # fmt: skip
 
 

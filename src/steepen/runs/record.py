@@ -79,6 +79,11 @@ class RunRecord:
     version: int = RECORD_VERSION
 
     @property
+    def arm(self) -> str:
+        """The name of its arm."""
+        return self.spec.arm.name
+
+    @property
     def spent_flops(self) -> float:
         """FLOPs that this run spent itself, without those of its trunk."""
         return self.flops - self.trunk_flops

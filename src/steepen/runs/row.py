@@ -193,6 +193,10 @@ def _record_fields(record: dict[str, Any]) -> dict[str, Any]:
         "host": hardware.get("host"),
         "validation_data": record.get("validation_identity"),
         "resumed": record.get("resumed", 0),
+        # A run that shares its first steps with none is its own trunk.
+        "trunk": record.get("trunk") or record["run"],
+        "trunk_steps": record.get("trunk_steps", 0),
+        "spent_flops": record["flops"] - record.get("trunk_flops", 0.0),
     }
     scores = record.get("validation_scores") or [{}]
     fields |= {f"loss.{name}": loss for name, loss in (scores[-1].get("by_source") or {}).items()}

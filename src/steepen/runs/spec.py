@@ -15,23 +15,25 @@ from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import yaml
 
-from steepen.errors import UsageError, nearest, require, require_count, require_positive
-from steepen.model.arm import OWN_CODE, Arm, PassSchedule
+from steepen.errors import UsageError, nearest, require
+from steepen.model.arm import OWN_CODE, Arm, StageNetwork
 from steepen.model.block_options import BlockOptions
 from steepen.model.config import ModelOptions
 from steepen.model.shape import Shape
+from steepen.model.stages import PassSchedule
 from steepen.optim.config import LRScheduleConfig, OptimizerConfig
 from steepen.recipe.flops import FlopCount, run_flops, stage_fractions, stage_starts
 from steepen.recipe.hyperparameters import Hyperparameters, full_name
 from steepen.recipe.recipe import PlannedRun
-from steepen.utils.codec import from_builtins, to_builtins
+from steepen.utils.codec import Checked, from_builtins, to_builtins
 from steepen.utils.files import read_text
 from steepen.utils.imports import source_digest
 from steepen.utils.json_io import canonical_json
+from steepen.utils.values import Count, Seed, Tokens
 from steepen.utils.yaml_io import load_yaml
 
 SPEC_VERSION = 3  # part of every hash
@@ -48,24 +50,20 @@ PREFIX_FACTOR = Fraction(101, 100)  # tokens of the default pool over tokens of 
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Checked):
     """Training data by content hash, not by path: a spec means the same tokens on every machine."""
 
     identity: str  # content hash of the prepared data set
-    pool_tokens: int | None = None  # unique tokens to use; None: what the run needs (prefix), or all (sample)
-    epochs: int = 1  # max epochs over the pool, or over all data where it has no size
+    # Unique tokens to use; None: what the run needs (prefix), or all (sample).
+    pool_tokens: Tokens | None = None
+    epochs: Count = 1  # max epochs over the pool, or over all data where it has no size
     pool: Pool = "prefix"  # the data's first tokens, or a pseudo-random sample of it
     windows: Windows = "recut"  # documents shuffled and cut anew every epoch, or windows cut once
 
     def __post_init__(self) -> None:
-        require(
-            bool(self.identity), "data", "identity", self.identity, "the content hash of a prepared data set"
-        )
-        require_count("data", "pool_tokens", self.pool_tokens)
-        require_positive(self, ("epochs",))
-        require(self.pool in get_args(Pool), "data", "pool", self.pool, " or ".join(get_args(Pool)))
-        known = self.windows in get_args(Windows)
-        require(known, "data", "windows", self.windows, " or ".join(get_args(Windows)))
+        super().__post_init__()
+        known = bool(self.identity)
+        require(known, "data", "identity", self.identity, "the content hash of a prepared data set")
 
     def steps_per_epoch(self, train_tokens: int, context: int, batch_tokens: int) -> int:
         """Batches in one epoch of data of `train_tokens` tokens, or of the pool where its size is given."""
@@ -81,7 +79,7 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
-class RunSpec:
+class RunSpec(Checked):
     """One training run: arm, shape, data, hyperparameters, number of steps and seed."""
 
     arm: Arm
@@ -89,24 +87,22 @@ class RunSpec:
     schedule: PassSchedule  # resolved: every stage has a start
     hyperparameters: Hyperparameters
     data: DataConfig
-    steps: int
-    batch_tokens: int
-    seed: int = 0
+    steps: Count
+    batch_tokens: Tokens
+    seed: Seed = 0
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     lr_schedule: LRScheduleConfig = field(default_factory=LRScheduleConfig)
     options: ModelOptions = field(default_factory=ModelOptions)
     precision: Precision = "fp32"
-    validation_tokens: int = 1_048_576
+    validation_tokens: Tokens = 1_048_576
     code: str | None = None  # digest of the custom code of arm and optimizer, if any
     # Steps of the schedules of learning rate and growth, and of the pool; None: those of the run. A run that
     # stops earlier takes the first steps of the longer one.
-    schedule_steps: int | None = None
+    schedule_steps: Count | None = None
     version: int = SPEC_VERSION
 
     def __post_init__(self) -> None:
-        require_positive(self, ("steps", "batch_tokens", "validation_tokens"))
-        good = isinstance(self.seed, int) and 0 <= self.seed < 2**63
-        require(good, "RunSpec", "seed", self.seed, "a whole number from 0 to 2^63 − 1")
+        super().__post_init__()
         require(
             self.batch_tokens % self.shape.context == 0,
             "RunSpec",
@@ -114,9 +110,8 @@ class RunSpec:
             self.batch_tokens,
             f"a multiple of the context ({self.shape.context})",
         )
-        require_count("RunSpec", "schedule_steps", self.schedule_steps, low=self.steps + 1)
-        known = self.precision in get_args(Precision)
-        require(known, "RunSpec", "precision", self.precision, "fp32, bf16 or fp8")
+        longer = self.schedule_steps is None or self.schedule_steps > self.steps
+        require(longer, "RunSpec", "schedule_steps", self.schedule_steps, f"more than its {self.steps} steps")
         if self.precision == "fp32":  # the residual stream is fp32 whatever the option says: one hash
             plain = replace(self.options, residual_stream=ModelOptions.residual_stream)
             object.__setattr__(self, "options", plain)
@@ -129,6 +124,9 @@ class RunSpec:
             f"such that a token passes through at most {MAX_EXECUTED:,} blocks, not {executed:,}",
         )
         stage_fractions(self.schedule)  # raises if a stage has no start
+        blocks = self.shape.allocation.blocks
+        require(blocks >= 1, "RunSpec", "blocks", blocks, "at least one at the end of the run")
+        self.arm.networks(self.shape, self.schedule)  # raises if one cannot grow to the next
         require(self.version == SPEC_VERSION, "RunSpec", "version", self.version, f"{SPEC_VERSION}")
 
     @staticmethod
@@ -161,9 +159,32 @@ class RunSpec:
         """Length of the schedules: the run's own, or of the longer run whose first steps it takes."""
         return self.schedule_steps or self.steps
 
+    @functools.cached_property
+    def networks(self) -> tuple[tuple[int, StageNetwork], ...]:
+        """The networks of the run, each with its first step; a stage of no step has none.
+
+        The first is that of the first stage: a run whose second stage begins at step 0 grows before it.
+        """
+        found: list[tuple[int, StageNetwork]] = []
+        starts = stage_starts(self.schedule, self.planned_steps)
+        for start, network in zip(starts, self.arm.networks(self.shape, self.schedule), strict=True):
+            if found and found[-1][0] == start and start > 0:
+                found.pop()
+            if not found or found[-1][1] != network:
+                found.append((start, network))
+        return tuple(found)
+
+    def network_at(self, step: int) -> int:
+        """Which of `networks` takes step `step`, from 0."""
+        return max(index for index, (start, _) in enumerate(self.networks) if start <= step)
+
+    def network_after(self, steps: int) -> int:
+        """Which of `networks` there is after so many steps: it grows only before the next one."""
+        return self.network_at(steps - 1) if steps else 0
+
     @property
     def branch_point(self) -> int:
-        """Steps before the learning rate begins to fall or the passes change: those of the run's trunk."""
+        """Steps before the learning rate begins to fall or the network grows: those of the run's trunk."""
         steps, named = self.planned_steps, self.lr_schedule
         wsd = named.name == "wsd"
         stable = steps - round(self.hyperparameters.warmdown_fraction * steps) if wsd else 0

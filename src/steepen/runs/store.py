@@ -8,19 +8,22 @@ except metrics and log is written atomically.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 from collections.abc import Collection, Generator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from steepen.errors import SteepenError, UsageError
+from steepen.errors import SteepenError, UsageError, is_whole
 from steepen.runs.index import RunIndex
 from steepen.runs.record import RunRecord
-from steepen.runs.row import RunRow, Status
+from steepen.runs.row import RunRow
 from steepen.runs.spec import RunSpec
 from steepen.runs.status import with_status
-from steepen.utils.files import file_lock, is_locked
+from steepen.utils.files import file_lock, is_locked, read_file
+from steepen.utils.formatting import is_number
 from steepen.utils.json_io import read_json
 
 _HASH = re.compile(r"[0-9a-f]{16}")  # name of a run's directory
@@ -165,14 +168,7 @@ class RunStore:
             return []
         return [RunDirectory(self.root / name) for name in sorted(names)]
 
-    def rows(
-        self,
-        *,
-        arm: str | None = None,
-        depth: int | None = None,
-        status: Status | None = None,
-        runs: Collection[str] | None = None,
-    ) -> list[RunRow]:
+    def rows(self, runs: Collection[str] | None = None) -> list[RunRow]:
         """Every run as a table row, sorted by name; a run with a damaged record is listed as failed.
 
         `runs` restricts them to these names.
@@ -181,31 +177,11 @@ class RunStore:
         found = self.runs() if runs is None else [RunDirectory(self.root / name) for name in sorted({*runs})]
         rows = [row for run in found if (row := _row(index, run)) is not None]
         index.save()
-        return [
-            row
-            for row in rows
-            if status in (None, row.status) and arm in (None, row.arm) and depth in (None, row.depth)
-        ]
+        return rows
 
-    def records(
-        self,
-        *,
-        arm: str | None = None,
-        depth: int | None = None,
-        runs: Collection[str] | None = None,
-    ) -> list[RunRecord]:
-        """Records of finished runs, sorted by name; `runs` restricts them to these names."""
-        names = None if runs is None else set(runs)
-        found: list[RunRecord] = []
-        for run in self.runs():
-            if names is not None and run.path.name not in names:
-                continue
-            record = run.record()
-            if record is None:
-                continue
-            if arm in (None, record.spec.arm.name) and depth in (None, record.spec.shape.depth):
-                found.append(record)
-        return found
+    def records(self) -> list[RunRecord]:
+        """Records of finished runs, sorted by name."""
+        return [record for run in self.runs() if (record := run.record()) is not None]
 
 
 def _row(index: RunIndex, run: RunDirectory) -> RunRow | None:
@@ -215,3 +191,47 @@ def _row(index: RunIndex, run: RunDirectory) -> RunRow | None:
         return row
     row = with_status(row, run)
     return row if row.status != "finished" else index.row(run)  # it has just written its record
+
+
+TEXTS = frozenset({"prompt", "text"})  # fields of a sample
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Read metrics.jsonl, one dict per line; damaged lines, as a killed process leaves, are dropped."""
+    return read_lines(path)[0]
+
+
+def read_samples(path: Path) -> list[dict[str, Any]]:
+    """Lines of samples.jsonl with step, prompt and text, in order; empty if there is no such file."""
+    lines, _ = read_lines(path)
+    return [
+        line for line in lines if isinstance(line.get("prompt"), str) and isinstance(line.get("text"), str)
+    ]
+
+
+def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Lines that have a step and only numbers (and texts, of samples); how many others before the last."""
+    try:
+        texts = read_file(path).split(b"\n")
+    except FileNotFoundError:
+        return [], 0
+    lines: list[dict[str, Any]] = []
+    damaged = 0
+    for number, text in enumerate(texts):
+        value = _parse(text)
+        if value is not None:
+            lines.append(value)
+        elif number < len(texts) - 1:  # a killed process cuts the last line short
+            damaged += 1
+    return lines, damaged
+
+
+def _parse(text: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict) or not is_whole(value.get("step")):
+        return None
+    good = (isinstance(item, str) if name in TEXTS else is_number(item) for name, item in value.items())
+    return value if all(good) else None

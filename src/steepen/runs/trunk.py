@@ -5,12 +5,15 @@ schedule, the moment of growth) go through the same states until then: `RunSpec.
 `RunSpec.branch_point` says how many a run has of them. Of a group of such runs the one that branches off last
 is trained first and keeps a checkpoint wherever another branches off; the others start from there.
 
-`share` leaves an empty file .trunks/TRUNK/STEP-RUN beside the runs for each of them, so that every launcher's
-workers know. Nothing depends on it: a run that finds no checkpoint trains all its steps, to the same result.
+`share` leaves an empty file .trunks/TRUNK/POINT-STEPS-RUN beside the runs for each of them, so that every
+launcher's workers know. Nothing depends on it: a run that finds no checkpoint trains all its steps, to the
+same result.
 """
 
 from __future__ import annotations
 
+import contextlib
+import re
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,6 +24,7 @@ from steepen.runs.store import RunDirectory, RunStore, checkpoint_step
 from steepen.utils.json_io import read_json
 
 _DIRECTORY = ".trunks"
+Kept = list[tuple[int, RunDirectory, list[Path]]]  # branch point, run and checkpoints
 
 
 def group_by_trunk(specs: Iterable[RunSpec]) -> list[list[RunSpec]]:
@@ -40,38 +44,61 @@ def share(store: RunStore, specs: Sequence[RunSpec]) -> list[RunSpec]:
     """Note which of these runs share a trunk; returns those that wait until another has trained it."""
     for group in group_by_trunk(specs):
         for spec in group:
-            note = _folder(store.root, spec) / f"{spec.branch_point}-{spec.hash}"
+            note = _folder(store.root, spec) / f"{spec.branch_point}-{spec.steps}-{spec.hash}"
             note.parent.mkdir(parents=True, exist_ok=True)
             note.touch()
-    return [spec for followers in _followers(store, specs) for spec in followers]
+    return waiting(store, specs)
+
+
+def waiting(store: RunStore, specs: Iterable[RunSpec]) -> list[RunSpec]:
+    """The runs that lack a checkpoint to start from, but for the first of each trunk, which trains it."""
+    found: list[RunSpec] = []
+    for group in group_by_trunk(specs):
+        kept = _kept(group[0], store.run(group[0]))
+        found += [one for one in group if start_step(one, store.run(one), kept) < one.branch_point][1:]
+    return found
 
 
 def first_steps(store: RunStore, specs: Sequence[RunSpec]) -> dict[str, int]:
     """The step at which each run starts, by hash, where these are trained together."""
     found = {spec.hash: start_step(spec, store.run(spec)) for spec in specs}
-    return found | {one.hash: one.branch_point for own in _followers(store, specs) for one in own}
+    return found | {one.hash: one.branch_point for one in waiting(store, specs)}
 
 
-def _followers(store: RunStore, specs: Sequence[RunSpec]) -> list[list[RunSpec]]:
-    """Of each trunk, the runs that lack a checkpoint to start from, but for the first, which trains it."""
-    groups = group_by_trunk(specs)
-    return [[s for s in group if start_step(s, store.run(s)) < s.branch_point][1:] for group in groups]
+def shared_fractions(store: RunStore) -> dict[str, float]:
+    """The fraction of the steps that another run trains, by hash, of the runs whose trunk is noted."""
+    found: dict[str, float] = {}
+    for folder in sorted((store.root / _DIRECTORY).glob("*")):
+        notes = sorted(_notes(folder), key=lambda note: (-note[0], -note[1], note[2]))
+        found |= {run: point / steps for point, steps, run in notes[1:]}
+    return found
 
 
-def start_step(spec: RunSpec, run: RunDirectory) -> int:
+def start_step(spec: RunSpec, run: RunDirectory, kept: Kept | None = None) -> int:
     """The step of the newest checkpoint from which a run can go on, its own or of its trunk; 0 if none."""
-    shared = [checkpoint_step(path.name) for path in shared_checkpoints(spec, run)[:1]]
+    shared = [checkpoint_step(path.name) for path in shared_checkpoints(spec, run, kept)[:1]]
     return max(0, run.saved_step(), *shared)
 
 
-def shared_checkpoints(spec: RunSpec, run: RunDirectory) -> list[Path]:
-    """Checkpoints of other runs that are states of this one too, newest first."""
+def shared_checkpoints(spec: RunSpec, run: RunDirectory, kept: Kept | None = None) -> list[Path]:
+    """Checkpoints of other runs that are states of this one too, newest first.
+
+    `kept` are the checkpoints of the runs of its trunk, if they were read already.
+    """
     found: list[Path] = []
-    for point, other in _members(spec, run):
-        if other != run and other.checkpoints.is_dir():
+    for point, other, saved in _kept(spec, run) if kept is None else kept:
+        if other != run:
             last = min(point, spec.branch_point)
-            found += [path for path in other.checkpoints.iterdir() if 0 < checkpoint_step(path.name) <= last]
+            found += [path for path in saved if 0 < checkpoint_step(path.name) <= last]
     return sorted(found, key=lambda path: (-checkpoint_step(path.name), path))
+
+
+def _kept(spec: RunSpec, run: RunDirectory) -> Kept:
+    found: Kept = []
+    for point, other in _members(spec, run):
+        with contextlib.suppress(OSError):
+            found.append((point, other, list(other.checkpoints.iterdir())))
+    return found
 
 
 def branch_points_within(spec: RunSpec, run: RunDirectory) -> set[int]:
@@ -118,9 +145,14 @@ def _folder(root: Path, spec: RunSpec) -> Path:
 def _members(spec: RunSpec, run: RunDirectory) -> list[tuple[int, RunDirectory]]:
     """Branch point and directory of every run that was noted for the run's trunk."""
     root = run.path.parent
+    return [(point, RunDirectory(root / name)) for point, _, name in _notes(_folder(root, spec))]
+
+
+def _notes(folder: Path) -> list[tuple[int, int, str]]:
+    """Branch point, steps and name of the runs that were noted in a trunk's folder."""
     try:
-        names = sorted(path.name for path in _folder(root, spec).iterdir())
+        names = sorted(path.name for path in folder.iterdir())
     except OSError:
         return []
-    parts = [name.partition("-") for name in names]
-    return [(int(step), RunDirectory(root / name)) for step, _, name in parts if step.isdecimal()]
+    parts = [name.split("-") for name in names if re.fullmatch(r"[0-9]+-[1-9][0-9]*-[^-]+", name)]
+    return [(int(point), int(steps), name) for point, steps, name in parts]

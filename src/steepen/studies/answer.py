@@ -12,7 +12,7 @@ from steepen.laws.fits.compute_law import ArmLaw
 from steepen.laws.fits.drift import AffineLaw, Drift
 from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit
 from steepen.laws.verdict.evidence import Verdict
-from steepen.recipe.recipe_file import RecipeFile
+from steepen.recipe.recipe_choice import RecipeFile
 from steepen.results.panel import Axis, Panel, Role, Series
 from steepen.results.table import Table
 from steepen.runs.record import RunRecord

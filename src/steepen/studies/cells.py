@@ -52,6 +52,11 @@ class Cell(Row):
         return self.spec.hash
 
     @property
+    def trunk(self) -> str:
+        """The run that trained its first steps; itself, where it shares them with none."""
+        return (self.record.trunk if self.record is not None else "") or self.run
+
+    @property
     def loss(self) -> float:
         """Validation loss; infinite where the run diverged."""
         return math.inf if self.record is None else self.record.validation_loss
@@ -68,11 +73,14 @@ Cells = Rows[Cell]
 Plan = tuple[PlannedRun | RunSpec, Mapping[str, Any]]  # a run, and what was varied
 
 
-def measure(context: StudyContext, planned: Iterable[Plan]) -> Work[Cells]:
-    """Request the runs, and return their cells. The FLOPs of a planned run are counted as sweeps do."""
+def measure(context: StudyContext, planned: Iterable[Plan], *, branches: bool = False) -> Work[Cells]:
+    """Request the runs, and return their cells. The FLOPs of a planned run are counted as sweeps do.
+
+    With `branches` they start from common first steps, where the preset says so.
+    """
     plans = [
         (run, values) if isinstance(run, RunSpec)
-        else (context.spec(run), {"flops": context.sweep_flops(run), **values})
+        else (context.spec(run, branch=branches), {"flops": context.sweep_flops(run), **values})
         for run, values in planned
     ]  # fmt: skip
     records = yield [spec for spec, _ in plans]

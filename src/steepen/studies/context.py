@@ -14,9 +14,10 @@ from typing import Any, TypeAlias
 
 from steepen.errors import SteepenError, UsageError, require_positive
 from steepen.laws.analysis import MethodChoice
-from steepen.model.arm import Arm, PassSchedule
+from steepen.model.arm import Arm
 from steepen.model.arms import ARMS, find_arm
 from steepen.model.shape import SizeRule
+from steepen.model.stages import PassSchedule
 from steepen.optim.config import OptimizerConfig
 from steepen.recipe.flops import flops_per_token, recipe_parameters
 from steepen.recipe.recipe import PlannedRun, Recipe
@@ -133,8 +134,13 @@ class StudyContext:
         optimizer: OptimizerConfig | None = None,
         pool_tokens: int | None = None,
         epochs: int | None = None,
+        branch: bool = False,
     ) -> RunSpec:
-        """The spec of a planned run; raises UsageError if the data has too few tokens."""
+        """The spec of a planned run; raises UsageError if the data has too few tokens.
+
+        A `branch`, where the preset has them, sees all data and decays late: its first steps, which are then
+        those of other token counts too, are trained once.
+        """
         if pool_tokens is not None and pool_tokens > self.data.train_tokens:
             raise UsageError(
                 f"a pool of {pool_tokens:,} tokens is more than the {self.data.train_tokens:,} there are; "
@@ -142,6 +148,10 @@ class StudyContext:
             )
         times = self.epochs if epochs is None else epochs
         data = DataConfig(self.data.identity, pool_tokens=pool_tokens, epochs=times)
+        if branch and self.preset.branches is not None:
+            data = replace(data, pool="sample")
+            late = replace(planned.hyperparameters, warmdown_fraction=self.preset.branches)
+            planned = replace(planned, hyperparameters=late)
         sizes = (self.data.train_tokens, self.preset.context, planned.batch_tokens)
         steps = data.steps_per_epoch(*sizes)
         if planned.steps > data.max_steps(*sizes):

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from steepen.laws.arrays import Array
 from steepen.laws.fits.matched_compute import ComputeSlice, convex_envelope, envelope_compute, slice_families
 from steepen.laws.verdict.multipliers import interpolate_compute
 from steepen.model.arm import Arm
@@ -28,6 +27,7 @@ from steepen.studies.context import StudyContext
 from steepen.studies.design import pass_families as families
 from steepen.studies.registry import choose_parts
 from steepen.studies.sweeps import Optima, find_optima
+from steepen.utils.arrays import Array
 from steepen.utils.formatting import compute_factor
 from steepen.utils.rows import Rows
 

@@ -20,7 +20,7 @@ from steepen.recipe.paper_tables import recipe_of
 from steepen.recipe.recipe import Recipe
 from steepen.runs.spec import Precision
 from steepen.studies.registry import STUDIES
-from steepen.utils.codec import Distinct, OneOf, Range, check_fields, decode, from_builtins
+from steepen.utils.codec import Checked, Distinct, OneOf, Range, decode, from_builtins
 from steepen.utils.files import read_text
 from steepen.utils.values import Depth, Fraction, Seed, Tokens
 from steepen.utils.yaml_io import load_yaml
@@ -46,15 +46,8 @@ Sweeps: TypeAlias = Annotated[tuple[Annotated[str, OneOf(SWEEPS, full_name)], ..
 G = TypeVar("G")
 
 
-class Grid:
-    """Base of the grids: a bad value is rejected at construction."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
 @dataclass(frozen=True)
-class AllocationGrid(Grid):
+class AllocationGrid(Checked):
     """Core sizes at several stored depths, for the base tokens (Appendix "Allocating Blocks…")."""
 
     # At least 3: prelude, core and coda.
@@ -62,7 +55,7 @@ class AllocationGrid(Grid):
 
 
 @dataclass(frozen=True)
-class PassesGrid(Grid):
+class PassesGrid(Checked):
     """Passes K in ladders of fixed tokens and at anchors of fixed compute."""
 
     passes: PassCounts = (1, 2, 3, 4, 6)
@@ -78,7 +71,7 @@ class PassesGrid(Grid):
 
 
 @dataclass(frozen=True)
-class GrowthTargetGrid(Grid):
+class GrowthTargetGrid(Checked):
     """Targets of growth from two passes. Each budget is that of growing to 4 passes at one of `fractions`."""
 
     targets: Annotated[tuple[Annotated[int, Range(3, 64)], ...], Distinct(2)] = (3, 4, 6, 8)
@@ -87,7 +80,7 @@ class GrowthTargetGrid(Grid):
 
 
 @dataclass(frozen=True)
-class GrowthTimingGrid(Grid):
+class GrowthTimingGrid(Checked):
     """ρ at anchor depths and budgets; the budget is named by TPP without growth.
 
     ρ = 0 is the arm that the growing one starts as, with the tokens that the budget buys.
@@ -99,7 +92,7 @@ class GrowthTimingGrid(Grid):
 
 
 @dataclass(frozen=True)
-class ChainGrid(Grid):
+class ChainGrid(Checked):
     """Chain tuning. `points` below 8 keeps only the settings nearest to the current one."""
 
     rounds: Points = 2
@@ -109,7 +102,7 @@ class ChainGrid(Grid):
 
 
 @dataclass(frozen=True)
-class TppGrid(Grid):
+class TppGrid(Checked):
     """Each budget is the FLOPs of a depth at `reference_tpp` tokens per parameter, for `budget_arm`.
 
     The depths of a budget's runs are that depth plus `offsets`. The budgets are the same for all arms, unless
@@ -130,7 +123,7 @@ class TppGrid(Grid):
 
 
 @dataclass(frozen=True)
-class GrowthFractionGrid(Grid):
+class GrowthFractionGrid(Checked):
     """ρ at three anchors, each at its stage-2 budget; ρ = 0 is the arm it starts as."""
 
     depths: Depths = (8, 9, 10)
@@ -138,7 +131,7 @@ class GrowthFractionGrid(Grid):
 
 
 @dataclass(frozen=True)
-class LrRuleGrid(Grid):
+class LrRuleGrid(Checked):
     """Multiples of the base values at a few sizes, at least two to fit a drift."""
 
     depths: Annotated[tuple[Depth, ...], Distinct(2, rising=True)] = (8, 9, 10)
@@ -156,7 +149,7 @@ class LrRuleGrid(Grid):
 
 
 @dataclass(frozen=True)
-class ExtrapolateGrid(Grid):
+class ExtrapolateGrid(Checked):
     """The arm and depth held out of every fit; multipliers are projected to multiples of its compute."""
 
     arm: str = "untied-grow"
@@ -165,7 +158,7 @@ class ExtrapolateGrid(Grid):
 
 
 @dataclass(frozen=True)
-class DataConstrainedGrid(Grid):
+class DataConstrainedGrid(Checked):
     """Depth × passes × weight decay on a pool that is repeated."""
 
     depths: Depths = (6, 8, 10, 12, 14, 16, 18)
@@ -187,7 +180,7 @@ class DataConstrainedGrid(Grid):
 
 
 @dataclass(frozen=True)
-class AblationGrid(Grid):
+class AblationGrid(Checked):
     """The optimizer ablation: each optimizer is tuned for the arm, then its ladder is compared with Muon's.
 
     `optimizers` maps names (or `module:factory`) to the learning rate at which tuning starts; `tuned` are the
@@ -284,19 +277,19 @@ class RecipeOverride:
 
 
 @dataclass(frozen=True)
-class ArmRungs:
+class ArmRungs(Checked):
     """Depths at which one arm's ladder is measured, where they differ from the preset's."""
 
     arm: str
     depths: Depths
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         object.__setattr__(self, "arm", find_arm(self.arm).name)
 
 
 @dataclass(frozen=True)
-class Preset:
+class Preset(Checked):
     """Scale of a study: model sizes, data, batch size, arms and sweep grids."""
 
     name: str
@@ -327,15 +320,21 @@ class Preset:
     recipes: tuple[RecipeOverride, ...] = ()
     arm_rungs: tuple[ArmRungs, ...] = ()
     reference: str = "vanilla"
+    # Warm-down, as a fraction of the steps, of sweeps over tokens and growth whose runs share first steps.
+    branches: Fraction | None = None
     sample_every: Tokens | None = None  # steps between texts that every run generates while it trains
     sample_prompts: tuple[str, ...] = ()  # what they continue; none: the start of a document
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         self.size_rule(128)  # rejects a bad aspect, head or context
         whole = self.batch_tokens % self.context == 0
         accepted = f"a multiple of the context ({self.context})"
         require(whole, "Preset", "batch_tokens", self.batch_tokens, accepted)
+        name = self.lr_schedule.name
+        good = self.branches is None or (0 < self.branches < 1 and name == "wsd")
+        accepted = f"between 0 and 1, with the schedule wsd (it is {name})"
+        require(good, "Preset", "branches", self.branches, accepted)
         for arm in (*self.arms, self.reference):
             find_arm(arm)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from steepen.errors import UsageError, nearest
 from steepen.utils.codec import Option, Range
@@ -51,6 +51,26 @@ OPTIONS: dict[str, Any] = {
         str | None, Option("The arm whose recipe is transferred. Default: vanilla.", PANEL, flag="--from")
     ],
     "hold_out": Annotated[Depth | None, Option("The depth to predict. Default: the preset's.", PANEL)],
+    "until": Annotated[
+        Literal["decided"] | None,
+        Option(
+            "decided: run batch by batch until the question is answered or given up, or `budget` is spent.",
+            PANEL,
+        ),
+    ],
+    "question": Annotated[
+        Literal["grows", "better"] | None,
+        Option("The question to decide, with `until`. Default: grows.", PANEL),
+    ],
+    "effect": Annotated[
+        float | None,
+        Range(1.001, 100),
+        Option(
+            "Smallest multiplier (better), or its smallest growth per decade (grows), to find with `until`. "
+            "Default: 1.1.",
+            PANEL,
+        ),
+    ],
     "from_recipe": Annotated[
         bool, Option("Start from the recipe, not from the paper's initial values.", PANEL)
     ],
@@ -92,7 +112,8 @@ class StudyEntry:
     def start(self, context: StudyContext, options: Mapping[str, Any]) -> Study:
         """The study's generator; an option it does not take is rejected."""
         for name in options:
-            if name not in self.options:
+            # The budget of a study that stops by itself is its own, not the driver's.
+            if name not in self.options and not (name == "budget" and "until" in options):
                 raise UsageError(self.lacks(name))
         return self.function(context, **options)
 
@@ -117,7 +138,7 @@ STUDIES: dict[str, StudyEntry] = {
         StudyEntry(
             "ladder", f"{_PACKAGE}.ladders.ladder:ladder",
             "Which arms scale better, and is it exponent or constant?",
-            "arms rungs seeds reference noise c0 lr_regret", accept_diverged=False,
+            "arms rungs seeds reference noise c0 lr_regret until question effect", accept_diverged=False,
         ),
         StudyEntry(
             "fit-recipe", f"{_PACKAGE}.stages.fit_recipe:fit_recipe",
@@ -164,7 +185,7 @@ STUDIES: dict[str, StudyEntry] = {
             "ablations", f"{_PACKAGE}.ladders.ablations:ablations",
             "Which design choices account for the gains?", "parts rungs seeds", adaptive=True,
             parts=("operator", "allocation", "shape", "width-only", "width-and-depth", "optimizer", "growth",
-                   "random", "hyperparameters", "constant"),
+                   "axes", "random", "hyperparameters", "constant"),
         ),
         StudyEntry(
             "extrapolate", f"{_PACKAGE}.ladders.extrapolate:extrapolate",

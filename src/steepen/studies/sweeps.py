@@ -9,13 +9,14 @@ no law, which its arbitrary distance would bias.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from steepen.laws.fits.drift import Drift, HyperparameterSweep, fit_drift
-from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit
+from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit, fit_isoflop
+from steepen.laws.fits.isoflop_runs import fit_isoflop_runs
 from steepen.laws.fits.vertex import MIN_POINTS, Vertex, find_vertex
 from steepen.model.arm import Arm
 from steepen.studies.cells import Cells, Plan, Row
@@ -26,11 +27,15 @@ from steepen.utils.rows import Rows
 def growth_sweep_run(context: StudyContext, arm: Arm, depth: int, flops: float, rho: float) -> Plan:
     """A run of a sweep over ρ at fixed compute, and the ρ it has: growth starts at a whole step.
 
-    ρ = 0 is the arm that the growing one starts as, under the growing arm's recipe.
+    ρ = 0 is the network that the growing one starts as, under the growing arm's recipe.
     """
     recipe = context.recipe(arm)
     if rho == 0:
-        return context.run_at_flops(recipe, starting_arm(arm), depth, flops), {"rho": 0.0}
+        start = starting_arm(arm)
+        if arm.passes.axes != ("passes",):
+            first = replace(arm.passes, stages=arm.passes.stages[:1])
+            start = replace(arm, name=f"{arm.name}-start", passes=first)
+        return context.run_at_flops(recipe, start, depth, flops), {"rho": 0.0}
     run = context.run_at_flops(recipe, arm, depth, flops, rho)
     return run, {"rho": 1 - (run.growth_step or 0) / run.steps}
 
@@ -97,6 +102,19 @@ def vertices_of(fit: IsoflopFit, cells: Cells, by: str) -> dict[Any, Vertex]:
         for vertex in fit.vertices
         if math.isclose(vertex.budget, own[0]["budget"], rel_tol=1e-6)
     }
+
+
+def fit_token_sweeps(cells: Cells, x: str) -> IsoflopFit:
+    """The optimal x of every budget, of finished runs; those of one trunk are resampled together."""
+    budget, at, loss, trunks = (
+        cells.array("budget"),
+        cells.array(x),
+        cells.array("loss"),
+        cells.column("trunk"),
+    )
+    if len(set(trunks)) == len(trunks):
+        return fit_isoflop(budget, at, loss)
+    return fit_isoflop_runs(budget, at, loss, trunks)
 
 
 def fit_drift_over(cells: Cells, size: str) -> Drift | None:

@@ -54,6 +54,11 @@ class LawRow(VerdictRow):
 
 def verdict_row(verdict: Verdict, arm: str = "") -> VerdictRow:
     """The row of a verdict; `arm` is the name to show, the ladder's label by default."""
+    if verdict.flops_range is None:  # nothing was compared
+        return VerdictRow(
+            arm=arm or verdict.arm, better=verdict.better, growth=verdict.growth, verdict=verdict.word,
+            sentence=verdict.sentence,
+        )  # fmt: skip
     return VerdictRow(
         arm=arm or verdict.arm,
         measure=f"per {verdict.unit.removesuffix('s')}",

@@ -19,7 +19,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steepen.errors import UsageError
-from steepen.recipe.hardware import ACCELERATORS
+from steepen.recipe.memory import ACCELERATORS
 
 HOPPER = 9  # major compute capability
 

@@ -1,4 +1,5 @@
-"""Metrics of a run: metrics.jsonl, the buffer that defers reading them from the device, training time.
+"""Metrics of a run: metrics.jsonl, the buffer that defers reading them from the device, training time, the
+size of the residual stream.
 
 metrics.jsonl holds one line per step and one per validation. It is for inspection, status and ETA; analysis
 reads records.
@@ -10,7 +11,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -18,9 +20,9 @@ import torch
 from torch import Tensor
 
 from steepen.distributed.world import World
-from steepen.runs.metrics import read_lines
+from steepen.model.network import Network
 from steepen.runs.spec import RunSpec
-from steepen.runs.store import RunLost
+from steepen.runs.store import RunLost, read_lines
 from steepen.training.checkpoint import CheckpointWriter
 from steepen.training.device import synchronize
 from steepen.training.step_schedule import StepSchedule
@@ -55,11 +57,13 @@ class MetricsFile:
             print_message(
                 f"{path} has {damaged:,} damaged {'line' if damaged == 1 else 'lines'}, now dropped."
             )
-        kept: dict[tuple[int, bool], dict[str, Any]] = {}
+        kept: dict[tuple[int, str], dict[str, Any]] = {}
         for line in lines:
-            trained = "loss" in line
-            if line["step"] <= step and (trained or line["step"] in scored):
-                kept[line["step"], trained] = line
+            kind = next((kind for kind in ("loss", "growth_loss_after") if kind in line), "validation")
+            # Growth comes after the checkpoint of its step, and is repeated from there.
+            last = step - 1 if kind == "growth_loss_after" else step
+            if line["step"] <= last and (kind != "validation" or line["step"] in scored):
+                kept[line["step"], kind] = line
         write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept.values()))
         self.losses = [line["loss"] for line in kept.values() if "loss" in line]
         self.file = open(path, "a", encoding="utf-8", opener=open_without_links)  # noqa: SIM115
@@ -114,7 +118,7 @@ class MetricBuffer:
         self.spec, self.schedule, self.peak, self.timer = spec, schedule, peak, timer
         self.metrics, self.trackers, self.display = sinks
         self.writer, self.world = writer, world or World()
-        self.cumulative_flops = schedule.cumulative_flops(spec.arm, spec.shape, spec.batch_tokens)
+        self.cumulative_flops = schedule.cumulative_flops(spec.batch_tokens)
         self.pending: list[tuple[int, Tensor, Tensor]] = []
         self.data_seconds = 0.0  # spent waiting for batches since the last drain
         self.checkpoint_seconds = 0.0  # for which training has stood still to save, since the last drain
@@ -211,3 +215,29 @@ class TrainingTimer:
         """Pause the timer until the next start."""
         self.lap()
         self._since = None
+
+
+@contextmanager
+def watch_stream(network: Network, passes: int) -> Generator[dict[str, float]]:
+    """Measure the root mean square of the residual stream in the first forward pass inside the block.
+
+    The dictionary is filled on leaving, by section: prelude, core 1 … core K, coda. Nothing is computed
+    twice, and the number of a block is known outside of compiled code.
+    """
+    sections = network.shape.allocation.sections(passes)
+    ends = {index for index, name in enumerate(sections) if sections[index + 1 : index + 2] != (name,)}
+    seen: list[Tensor | None] = []
+
+    def visit(x: Tensor) -> None:
+        last = len(seen) in ends
+        seen.append(x.detach().to(torch.float32).square().mean().sqrt() if last else None)
+        if len(seen) == len(sections):
+            network.visit = None
+
+    found: dict[str, float] = {}
+    network.visit = visit
+    try:
+        yield found
+    finally:
+        network.visit = None
+    found |= {name: float(x) for name, x in zip(sections, seen, strict=False) if x is not None}

@@ -16,9 +16,8 @@ from steepen.distributed.sharded_optimizer import ShardedOptimizer
 from steepen.distributed.world import World
 from steepen.errors import SteepenError
 from steepen.execution.select import ExecutionMode, apply_execution_mode
-from steepen.model.growth import grow
-from steepen.model.init import build_on_meta, initializer, name_seed
-from steepen.model.load_weights import WeightsMismatch, allocate, weight_copier
+from steepen.model.growth import Growth
+from steepen.model.init import WeightsMismatch, allocate, build_on_meta, initializer, name_seed, weight_copier
 from steepen.model.network import Network
 from steepen.optim.optimizer import Optimizer, round_to_bf16_
 from steepen.optim.state import OptimizerState, grow_state
@@ -106,14 +105,14 @@ def load_or_init(
 def load_and_grow(
     spec: RunSpec,
     saved: Checkpoint,
-    passes: int,
+    index: int,
     device: torch.device,
     mode: ExecutionMode,
     world: World,
     shard: str,
 ) -> tuple[Network, AnyOptimizer]:
-    """Load a checkpoint into a network grown to `passes`; owners are assigned anew."""
-    network, optimizer, _ = _load(saved, spec, device, mode, world, shard, passes)
+    """Load a checkpoint into a larger network, one of `spec.networks`; owners are assigned anew."""
+    network, optimizer, _ = _load(saved, spec, device, mode, world, shard, index)
     return network, optimizer
 
 
@@ -133,11 +132,18 @@ def _load(
         raise CorruptCheckpoint(f"checkpoint {saved.path} belongs to another run ({training_progress.run}).")
     if not 1 <= training_progress.passes <= max(max(stage.passes) for stage in spec.schedule.stages):
         raise CorruptCheckpoint(f"checkpoint {saved.path} has more passes than the run.")
-    network, sources = _build(spec, training_progress.passes, grow_to)
+    index = spec.network_after(training_progress.step)
+    network, before = build_network(spec, index, training_progress.passes), None
+    growth = None
+    if grow_to is not None:
+        before, network = network, build_network(spec, grow_to)
+        # Of the network as it was saved, whose passes a run that was imported may have chosen.
+        _, smaller = spec.networks[index]
+        growth = Growth(replace(smaller, passes=before.passes), spec.networks[grow_to][1], spec.schedule)
     with saved.reader(world=world) as reader:
-        names = [name for name, _ in network.named_parameters()]
-        stored = _LazyWeights(reader, {name: sources.get(name, name) for name in names})
-        fill = weight_copier(network, stored)
+        fill = weight_copier(before or network, _LazyWeights(reader))
+        if growth is not None and before is not None:
+            fill = _grown_weights(reader, growth, spec, network, training_progress.step)
         if training_progress.step and not reader.names("optimizer"):
             raise SteepenError(
                 f"the run was imported and cannot be resumed: {saved.path} has no optimizer state; train "
@@ -149,9 +155,11 @@ def _load(
         # resumes what any other number has saved.
         for owned in owned_pieces(network, optimizer):
             name = owned.piece.name
-            if name in sources:
-                _read_grown_state(reader, state, name, sources[name], owned.piece, spec)
-            elif found := reader.read_state(name, owned.piece):
+            if growth is not None and before is not None and not growth.origin(name).kept:
+                found = _grown_state(reader, growth, before, owned.piece, spec)
+            else:
+                found = reader.read_state(name, owned.piece)
+            if found:
                 state[name] = found
             if not (spec.optimizer.is_custom or _fits(state.get(name, {}), owned.weight)):
                 raise CorruptCheckpoint(f"{saved.path} has no valid optimizer state of {name}.")
@@ -187,28 +195,59 @@ def _restore_random_state(
         torch.cuda.set_rng_state(reader.read("random", name), device)
 
 
-def _read_grown_state(
-    reader: StateReader, state: OptimizerState, name: str, source: str, piece: Piece, spec: RunSpec
-) -> None:
-    """State of a parameter that growth made, from that of its source, by the configured policy."""
-    found: OptimizerState = {source: reader.read_state(source, replace(piece, name=source))}
-    grow_state(found, {name: source} if found[source] else {}, spec.optimizer.growth_state)
-    if name in found:
-        state[name] = found[name]
+def _initializer(spec: RunSpec, network: Network, seed: int) -> Callable[[str, Tensor], None]:
+    hyper = spec.hyperparameters
+    return initializer(
+        network, embedding_std=hyper.embedding_init_std, init_scale=hyper.init_scale, seed=seed
+    )
+
+
+def _grown_weights(
+    reader: StateReader, growth: Growth, spec: RunSpec, network: Network, step: int
+) -> Callable[[str, Tensor], None]:
+    """A function that fills a parameter of the grown network from the saved weights."""
+    fresh = _initializer(spec, network, name_seed(spec.seed, f"growth/{step}"))
+
+    @torch.no_grad()
+    def fill(name: str, tensor: Tensor) -> None:
+        source = growth.origin(name).name
+        if source is None:
+            fresh(name, tensor)
+        else:
+            tensor.copy_(growth.weight(name, reader.read("model", source), tensor.shape, fresh))
+
+    return fill
+
+
+def _grown_state(
+    reader: StateReader, growth: Growth, before: Network, piece: Piece, spec: RunSpec
+) -> dict[str, Tensor]:
+    """State of a parameter that growth made or widened, from that of its origin, by the configured policy."""
+    source = growth.origin(piece.name).name
+    if source is None:
+        return {}
+    old, new = before.get_parameter(source).shape, torch.Size(piece.shape)
+    alike = old == new
+    rows = replace(piece, name=source) if alike else None
+    states: OptimizerState = {"old": reader.read_state(source, rows)}
+    grow_state(states, {"new": "old"} if states["old"] else {}, spec.optimizer.growth_state)
+    found = states.get("new", {})
+    if alike:
+        return found
+    wider = {key: growth.state(piece.name, key, value, old, new) for key, value in found.items()}
+    own = slice(piece.first, piece.last)
+    return {key: value[own] if value.ndim and not piece.whole else value for key, value in wider.items()}
 
 
 class _LazyWeights(Mapping[str, Tensor]):
     """Saved weights by parameter name, each read on first access."""
 
-    def __init__(self, reader: StateReader, sources: Mapping[str, str]) -> None:
-        self.reader, self.sources = reader, sources
-        stored = set(reader.names("model"))
-        extra = stored - set(sources.values())
-        self.known = [name for name, source in sources.items() if source in stored] + sorted(extra)
+    def __init__(self, reader: StateReader) -> None:
+        self.reader, self.known = reader, sorted(set(reader.names("model")))
 
     def __getitem__(self, name: str) -> Tensor:
         """Read one weight."""
-        return self.reader.read("model", self.sources[name])
+        return self.reader.read("model", name)
 
     def __iter__(self) -> Any:
         """Names of all weights in the checkpoint."""
@@ -220,13 +259,10 @@ class _LazyWeights(Mapping[str, Tensor]):
 
 
 def _init(spec: RunSpec, device: torch.device, mode: ExecutionMode, world: World, shard: str) -> RunState:
-    network, _ = _build(spec, spec.schedule.initial)
-    hyper = spec.hyperparameters
+    network = build_network(spec, 0)
     # Custom blocks may draw random numbers: the run's seed decides them too.
     torch.manual_seed(name_seed(spec.seed, f"run/{world.rank}" if world.rank else "run"))
-    initial = initializer(
-        network, embedding_std=hyper.embedding_init_std, init_scale=hyper.init_scale, seed=spec.seed
-    )
+    initial = _initializer(spec, network, spec.seed)
 
     def fill(name: str, tensor: Tensor) -> None:
         initial(name, tensor)
@@ -237,14 +273,11 @@ def _init(spec: RunSpec, device: torch.device, mode: ExecutionMode, world: World
     return network, optimizer, TrainingProgress(run=spec.hash, step=0, passes=network.passes)
 
 
-def _build(spec: RunSpec, passes: int, grow_to: int | None = None) -> tuple[Network, dict[str, str]]:
-    """Build the network on the meta device.
-
-    With `grow_to` it is grown; also returns new parameter name → name of its source.
-    """
-    hyper = spec.hyperparameters
-    meta = build_on_meta(spec.shape, spec.arm, hyper.multipliers, spec.options, passes=passes)
-    return meta, {} if grow_to is None else grow(meta, grow_to)
+def build_network(spec: RunSpec, index: int, passes: int | None = None) -> Network:
+    """Build one of a run's networks on the meta device, if need be with other passes than its own."""
+    _, one = spec.networks[index]
+    multipliers = spec.hyperparameters.multipliers
+    return build_on_meta(one.shape, one.arm, multipliers, spec.options, passes=passes or one.passes)
 
 
 def _place_on_device(

@@ -22,7 +22,7 @@ from steepen.errors import UsageError
 from steepen.inference.decoding import Sampling, continue_text, prompt_tokens
 from steepen.model.network import Network
 from steepen.optim.optimizer import Optimizer
-from steepen.runs.metrics import read_lines
+from steepen.runs.store import read_lines
 from steepen.utils.files import UNENCODABLE, open_without_links, write_atomically
 
 SAMPLE_TOKENS = 64

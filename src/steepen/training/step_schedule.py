@@ -1,4 +1,4 @@
-"""The step schedule: a frozen table of learning-rate factors and core passes, one row per step."""
+"""The step schedule: a frozen table of learning-rate factors, networks and core passes, one row per step."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from steepen.model.arm import Arm
-from steepen.model.shape import Shape
+from steepen.model.arm import StageNetwork
 from steepen.optim.config import ScheduleName
 from steepen.recipe.flops import (
     Flops,
@@ -31,38 +30,52 @@ class StepSchedule:
     passes: npt.NDArray[np.int64]  # core passes of this step
     grown_passes: npt.NDArray[np.int64]  # passes the network has been grown to
     eval_passes: npt.NDArray[np.int64]  # passes for validation after this step
+    network: npt.NDArray[np.int64]  # which of `networks` takes this step
+    networks: tuple[StageNetwork, ...]
 
     def __post_init__(self) -> None:
-        for column in (self.lr_factor, self.passes, self.grown_passes, self.eval_passes):
+        for column in (self.lr_factor, self.passes, self.grown_passes, self.eval_passes, self.network):
             column.setflags(write=False)
 
     def __len__(self) -> int:
         return len(self.lr_factor)
 
-    def flops(self, arm: Arm, shape: Shape, batch_tokens: int, stop: int | None = None) -> Flops:
-        """FLOPs of the first `stop` steps, by term, from the passes each step runs."""
+    def _executed(self, stop: int | None = None) -> tuple[list[tuple[StageNetwork, int]], list[int]]:
+        """The networks that take steps, with their passes, and the number of steps of each."""
+        pairs, steps = np.unique(
+            np.stack([self.network[:stop], self.passes[:stop]]), axis=1, return_counts=True
+        )
+        return [(self.networks[index], passes) for index, passes in pairs.T.tolist()], steps.tolist()
+
+    def flops(self, batch_tokens: int, stop: int | None = None) -> Flops:
+        """FLOPs of the first `stop` steps, by term, from the network and the passes each step runs."""
         total = Flops(0, 0, 0)
-        counts, steps = np.unique(self.passes[:stop], return_counts=True)
-        for passes, number in zip(counts.tolist(), steps.tolist(), strict=True):
-            total += flops_per_token(arm, shape, passes) * (number * batch_tokens)
+        for (network, passes), number in zip(*self._executed(stop), strict=True):
+            total += flops_per_token(network.arm, network.shape, passes) * (number * batch_tokens)
         return total
 
-    def cumulative_flops(self, arm: Arm, shape: Shape, batch_tokens: int) -> npt.NDArray[np.float64]:
+    def cumulative_flops(self, batch_tokens: int) -> npt.NDArray[np.float64]:
         """FLOPs spent before each step, and after the last: (steps + 1,)."""
-        cost = {k: flops_per_token(arm, shape, k).total for k in np.unique(self.passes).tolist()}
-        return np.cumsum([0.0, *(cost[k] * batch_tokens for k in self.passes.tolist())])
+        pairs = list(zip(self.network.tolist(), self.passes.tolist(), strict=True))
+        cost = {
+            (index, passes): flops_per_token(
+                self.networks[index].arm, self.networks[index].shape, passes
+            ).total
+            for index, passes in set(pairs)
+        }
+        return np.cumsum([0.0, *(cost[pair] * batch_tokens for pair in pairs)])
 
-    def parameters(self, arm: Arm, shape: Shape) -> Parameters:
+    def parameters(self) -> Parameters:
         """Parameter counts of the run by every convention."""
-        first, last = int(self.grown_passes[0]), int(self.grown_passes[-1])
-        counts, steps = np.unique(self.passes, return_counts=True)
-        active = [compute_active_parameters(arm, shape, passes) for passes in counts.tolist()]
-        stored, ends = stored_parameters(arm, shape, last), head_parameters(shape)
+        first, last = self.networks[int(self.network[0])], self.networks[int(self.network[-1])]
+        executed, steps = self._executed()
+        active = [compute_active_parameters(one.arm, one.shape, passes) for one, passes in executed]
+        stored, ends = stored_parameters(last.arm, last.shape, last.passes), head_parameters(last.shape)
         return Parameters(
             stored=stored,
-            initial_stored=stored_parameters(arm, shape, first),
-            compute_active=compute_active_parameters(arm, shape, int(self.eval_passes[-1])),
-            initial_compute_active=compute_active_parameters(arm, shape, first),
+            initial_stored=stored_parameters(first.arm, first.shape, first.passes),
+            compute_active=compute_active_parameters(last.arm, last.shape, int(self.eval_passes[-1])),
+            initial_compute_active=compute_active_parameters(first.arm, first.shape, first.passes),
             mean_compute_active=float(np.average(active, weights=steps)),
             embedding=ends,
             blocks=stored - 2 * ends,
@@ -111,15 +124,17 @@ def build_schedule(spec: RunSpec) -> StepSchedule:
     """
     steps, hyper = spec.planned_steps, spec.hyperparameters
     starts = stage_starts(spec.schedule, steps)
-    passes, grown, evaluated = (np.zeros(steps, np.int64) for _ in range(3))
-    capacity = 0
+    passes, evaluated = np.zeros(steps, np.int64), np.zeros(steps, np.int64)
     for index, stage in enumerate(spec.schedule.stages):
         rows = slice(starts[index], starts[index + 1] if index + 1 < len(starts) else steps)
         draws = np.random.default_rng([spec.seed, index, 0x5EED]).integers(len(stage.passes), size=steps)
         passes[rows] = np.asarray(stage.passes)[draws[rows]]
-        capacity = max(capacity, stage.max_passes)
-        grown[rows], evaluated[rows] = capacity, stage.median_passes
-    grows = np.flatnonzero(np.diff(grown) > 0) + 1
+        evaluated[rows] = stage.median_passes
+    networks = tuple(network for _, network in spec.networks)
+    firsts = [start for start, _ in spec.networks]
+    network = np.searchsorted(firsts, np.arange(steps), side="right") - 1
+    grown = np.asarray([one.passes for one in networks])[network]
+    grows = np.flatnonzero(np.diff(network)) + 1
     factors = learning_rate_factors(
         steps,
         hyper.warmup_steps,
@@ -130,4 +145,6 @@ def build_schedule(spec: RunSpec) -> StepSchedule:
         growth_steps=grows.tolist(),
     )
     stop = spec.steps
-    return StepSchedule(factors[:stop], passes[:stop], grown[:stop], evaluated[:stop])
+    return StepSchedule(
+        factors[:stop], passes[:stop], grown[:stop], evaluated[:stop], network[:stop], networks
+    )

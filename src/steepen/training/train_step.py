@@ -151,7 +151,8 @@ def warm_up(train_step: TrainStep, spec: RunSpec, passes: int, print_message: Ca
     started = time.monotonic()
     network, optimizer, accumulator = train_step.network, train_step.optimizer, train_step.accumulator
     device = network.embedding.device
-    tokens = torch.zeros(spec.batch_sequences, spec.shape.context, dtype=torch.long, device=device)
+    shape = spec.batch_tokens // network.shape.context, network.shape.context
+    tokens = torch.zeros(shape, dtype=torch.long, device=device)
     size = accumulator.micro_batch
     devices = [device] if device.type == "cuda" else []
     # A checkpoint saved just before growth holds the network that is still to grow.

@@ -36,7 +36,6 @@ from steepen.errors import Failure, UsageError, failure_of, is_out_of_memory
 from steepen.execution.select import ExecutionMode, choose_execution_mode, compile_blocks
 from steepen.model.growth import grow
 from steepen.model.loss import MeanLoss, combined, mean_loss
-from steepen.model.stream_rms import watch_stream
 from steepen.optim.optimizer import Optimizer
 from steepen.recipe.flops import flops_per_token
 from steepen.runs.record import RunRecord, ValidationScore
@@ -48,7 +47,7 @@ from steepen.training import device as device_info
 from steepen.training.checkpoint import TrainingProgress
 from steepen.training.gpu_sharing import GpuSharing
 from steepen.training.gradient_accumulation import GradientAccumulator, OutOfMemory
-from steepen.training.metrics import MetricBuffer, MetricsFile, TrainingTimer
+from steepen.training.metrics import MetricBuffer, MetricsFile, TrainingTimer, watch_stream
 from steepen.training.run_state import load_and_grow, load_or_init
 from steepen.training.samples import SampleWriter, check_prompts
 from steepen.training.step_schedule import StepSchedule, build_schedule
@@ -60,6 +59,8 @@ from steepen.utils.codec import from_builtins, to_builtins
 from steepen.utils.files import remove_leftovers
 from steepen.utils.json_io import write_json
 from steepen.utils.progress import ProgressDisplay
+
+GROWTH_WINDOWS = 8  # windows of validation text whose loss is logged before and after growth
 
 
 def train(
@@ -263,6 +264,7 @@ class Trainer:
                 shared=shared_checkpoints(spec, self.directory) if world.is_main else (),
             )  # fmt: skip
             self.step, self.begun = saved.step, saved
+            self.stage = spec.network_after(saved.step)  # which of the run's networks this is
             self.branch_points: list[int] = world.broadcast_object(
                 sorted(branch_points_within(spec, self.directory)) if world.is_main else None
             )
@@ -308,12 +310,12 @@ class Trainer:
         self.network.recompute = bool(options.recompute)
         self.accumulator = GradientAccumulator(
             self.network,
-            spec.batch_sequences // world.size,
+            spec.batch_tokens // self.network.shape.context // world.size,
             None if options.micro_batch == "auto" else options.micro_batch,
             print_message,
             ranks=world.size,
             sink=self.optimizer if isinstance(self.optimizer, DistributedOptimizer) else None,
-            grown=self.network.passes > spec.schedule.initial,
+            grown=self.stage > 0,
             may_recompute=options.recompute is not False,
         )
         self.train_step = TrainStep(
@@ -348,13 +350,14 @@ class Trainer:
                 self.buffer.data_seconds += time.perf_counter() - requested
                 # Before the step, not after the last one: the checkpoint saved in between (`growing` in
                 # `_between_steps`) holds the network that is still to grow; a resumed run grows it here too.
-                if schedule.grown_passes[step] > self.network.passes:
-                    self._grow(int(schedule.grown_passes[step]))
+                if schedule.network[step] > self.stage:
+                    self._grow(int(schedule.network[step]))
                 self.timer.start()
                 world.progress(step, "forward and backward")
                 loss, norm = self.train_step(
-                    inputs, targets, int(schedule.passes[step]), float(schedule.lr_factor[step]), step
-                )
+                    self._rows(inputs), self._rows(targets), int(schedule.passes[step]),
+                    float(schedule.lr_factor[step]), step,
+                )  # fmt: skip
                 # From here on the step counts as done: what is saved below resumes with the next batch.
                 self.step = step + 1
                 self.buffer.add(step, loss, norm)
@@ -376,8 +379,8 @@ class Trainer:
             self._validate()
         if options.sample_every and (ended or step % options.sample_every == 0):
             self._sample()
-        # Several ranks grow by loading this checkpoint into the larger network with new owners.
-        growing = not ended and self.schedule.grown_passes[step] > self.network.passes
+        # A run grows by loading this checkpoint into the larger network, with new owners.
+        growing = not ended and self.schedule.network[step] > self.stage
         branching = step in self.branch_points
         since = time.monotonic() - self.saved_at
         overdue = since > 60 * options.checkpoint_minutes
@@ -411,37 +414,64 @@ class Trainer:
         number, late, cheap = before.result()
         return int(number), bool(late), bool(cheap)
 
-    def _grow(self, passes: int) -> None:
+    def _rows(self, tokens: Tensor) -> Tensor:
+        """Rows of tokens, cut to the context of the network as it is now."""
+        return tokens.reshape(-1, self.network.shape.context)
+
+    def _grow(self, stage: int) -> None:
+        """Change to another of the run's networks, and log what that does to the loss."""
         self.timer.pause()
-        before = self.network.passes
-        if self.world.size > 1:
-            self._grow_on_all_ranks(passes)
-        else:
-            sources = grow(self.network, passes)
+        self.buffer.drain()
+        (_, before), (_, after) = self.spec.networks[self.stage], self.spec.networks[stage]
+        loss_before = self._loss_at_growth(before.passes)
+        only_passes = after == replace(before, passes=after.passes)
+        if self.world.size == 1 and only_passes:
+            sources = grow(self.network, after.passes)
             assert isinstance(self.optimizer, Optimizer)
             self.optimizer.grow(self.network.named_parameters(), sources)
             self.train_step.reset()
             self.accumulator.fixed = None  # the larger network may need a smaller micro-batch
             if self.mode.compiled:
                 compile_blocks(self.network)
-        self.display.print(f"step {self.step:,}: grown from {before} to {passes} core passes.")
+            self.stage = stage
+        else:
+            self._reload_grown(stage)
+        loss_after = self._loss_at_growth(int(self.schedule.eval_passes[self.step]))
+        values = {"growth_loss_before": loss_before, "growth_loss_after": loss_after}
+        self.metrics.write(step=self.step, **values)
+        self.trackers.log(self.step, values)
+        change = f"from {before.passes} to {after.passes} core passes" if only_passes else f"to {after}"
+        self.display.print(f"step {self.step:,}: grown {change}.")
 
-    def _grow_on_all_ranks(self, passes: int) -> None:
+    def _reload_grown(self, stage: int) -> None:
         """Load the checkpoint saved just before growth into the grown network, with new owners.
 
         The old network is freed first. Each rank reads what it owns of the grown network.
         """
-        self.buffer.drain()
-        if self.begun.trunk and self.step == self.begun.trunk_steps:  # another run has saved that checkpoint
+        path = self.directory.checkpoints / f"{self.step:08d}"
+        # At step 0 there is none, and where this run left a trunk, another run has saved it.
+        if self.step == 0 or (self.begun.trunk and self.step == self.begun.trunk_steps):
             self._save("growth", wait=True)
         self._wait_for_weights()
         del self.network, self.optimizer, self.accumulator, self.train_step
         gc.collect()
-        saved = checkpoints.Checkpoint(self.directory.checkpoints / f"{self.step:08d}")
         self.network, self.optimizer = load_and_grow(
-            self.spec, saved, passes, self.device, self.mode, self.world, self.options.shard
-        )
+            self.spec, checkpoints.Checkpoint(path), stage, self.device, self.mode, self.world,
+            self.options.shard,
+        )  # fmt: skip
+        self.stage = stage
         self._prepare_steps()
+
+    def _loss_at_growth(self, passes: int) -> float:
+        """The loss of a few validation windows with the network as it is now.
+
+        A stop waits: a checkpoint of this step holds the network before growth.
+        """
+        section = next(iter(self.validation.sections.values()))
+        few = section[0], min(section[1], section[0] + GROWTH_WINDOWS)
+        reduce = self.world.all_reduce_ if self.world.size > 1 else None
+        batches = self._validation_batches(few, may_stop=False)
+        return mean_loss(self.network, batches, passes, sum_over_ranks=reduce).loss
 
     def _wait_for_weights(self) -> None:
         """Wait for weights that still arrive from other ranks."""
@@ -520,21 +550,24 @@ class Trainer:
         passes = int(self.schedule.eval_passes[max(0, self.step - 1)])
         self.samples.sample(self.step, self.network, passes, self.optimizer)
 
-    def _validation_batches(self, section: tuple[int, int]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _validation_batches(
+        self, section: tuple[int, int], *, may_stop: bool = True
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """This rank's batches of some windows; a single process obeys a stop signal between them."""
-        world, done, rows = self.world, 0, self.accumulator.micro_batch
+        world, done = self.world, 0
+        rows = -(-self.accumulator.micro_batch * self.network.shape.context // self.spec.shape.context)
         for inputs, targets in self.validation.batches(rows, world.rank, world.size, section):
-            if self.stop_signals.signal and world.size == 1:
+            if may_stop and self.stop_signals.signal and world.size == 1:
                 if self.step < self.spec.steps:  # after the last step the final checkpoint exists
                     self._save("regular", wait=True)
                 raise Interrupted(self.stop_signals.signal, self.step)
             world.progress(self.step, "validation")
             done += 1
-            yield torch.from_numpy(inputs), torch.from_numpy(targets)
+            yield self._rows(torch.from_numpy(inputs)), self._rows(torch.from_numpy(targets))
         # With FSDP2 every forward is collective: a rank with fewer batches takes part in the others'.
         if isinstance(self.optimizer, DistributedOptimizer) and self.optimizer.collective_forward:
             most = math.ceil(math.ceil((section[1] - section[0]) / world.size) / rows)
-            ids = [torch.from_numpy(x).to(self.device) for x in self.validation.rows(0, 1)]
+            ids = [self._rows(torch.from_numpy(x)).to(self.device) for x in self.validation.rows(0, 1)]
             for _ in range(most - done):
                 self.network(ids[0], ids[1], passes=int(self.schedule.eval_passes[max(0, self.step - 1)]))
 
@@ -652,10 +685,9 @@ def make_record(
     recompute: bool = False,
 ) -> RunRecord:
     """Build the record of a finished run; `losses` are its training losses, step by step."""
-    arm, shape = spec.arm, spec.shape
     last = scores[-1]
-    flops = schedule.flops(arm, shape, spec.batch_tokens)
-    trunk = schedule.flops(arm, shape, spec.batch_tokens, stop=training_progress.trunk_steps).total
+    flops = schedule.flops(spec.batch_tokens)
+    trunk = schedule.flops(spec.batch_tokens, stop=training_progress.trunk_steps).total
     own_tokens = (spec.steps - training_progress.trunk_steps) * spec.batch_tokens
     seconds, peak = training_progress.seconds_training, device_info.peak_flops(device)
     tail = losses[-max(10, spec.steps // 100) :]
@@ -670,7 +702,7 @@ def make_record(
         tokens=spec.tokens,
         flops=flops.total,
         flops_by_term=flops.to_dict(),
-        parameters=schedule.parameters(arm, shape),
+        parameters=schedule.parameters(),
         seconds_training=seconds,
         seconds_total=training_progress.seconds_total,
         tokens_per_second=own_tokens / max(seconds, 1e-9),

@@ -23,15 +23,24 @@ Decoder = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Range:
-    """Limits of a number, both included: `Annotated[int, Range(1, 512)]`."""
+    """Limits of a number, both included unless it says otherwise: `Annotated[int, Range(1, 512)]`."""
 
     low: float
     high: float
+    above: bool = False  # `low` itself is excluded
+    below: bool = False  # `high` itself is excluded
 
     def __str__(self) -> str:
+        ends = ((self.low, self.above), (self.high, self.below))
         return " to ".join(
-            f"{end:,}" if isinstance(end, int) else f"{end:g}" for end in (self.low, self.high)
+            (f"{end:,}" if isinstance(end, int) else f"{end:g}") + " (excluded)" * excluded
+            for end, excluded in ends
         )
+
+    def holds(self, number: float) -> bool:
+        """Whether a number keeps the limits; NaN does not."""
+        above = self.low < number if self.above else self.low <= number
+        return above and (number < self.high if self.below else number <= self.high)
 
 
 @dataclass(frozen=True)
@@ -160,6 +169,13 @@ def check_fields(value: Any) -> None:
             raise UsageError(f"{kind.__name__}.{name}{invalid.path} {invalid.message}") from None
 
 
+class Checked:
+    """Base of frozen dataclasses whose fields are checked by their annotations at construction."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 @functools.cache
 def _field_decoders(kind: type) -> dict[str, Decoder]:
     hints = typing.get_type_hints(kind, include_extras=True)
@@ -180,7 +196,7 @@ def _annotated(kind: Any, extras: tuple[Any, ...]) -> Decoder:
     def decode_number(value: Any) -> Any:
         number = inner(value)
         # None and words (auto) are allowed by the type, and have no limits.
-        inside = not isinstance(number, int | float) or limits.low <= number <= limits.high
+        inside = not isinstance(number, int | float) or limits.holds(number)
         return number if inside else _reject(value, accepted)
 
     return decode_number

@@ -129,6 +129,11 @@ def format_count(value: float) -> str:
     return f"{value:.0f}"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: 1 run, 3 runs."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def format_bytes(count: float) -> str:
     """A number of bytes: 1.2 GB, 345 kB."""
     for limit, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):

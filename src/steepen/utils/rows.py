@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from operator import itemgetter
 from typing import Any, Protocol, TypeVar
 
@@ -19,6 +19,16 @@ class Named(Protocol):
 
 R = TypeVar("R", bound=Named)
 S = TypeVar("S", bound=Named)
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """The items by a key, in the order in which keys and items come first."""
+    found: dict[K, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 class Rows(tuple[R, ...]):

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias, Union
 
+from steepen.errors import MAX_WHOLE
 from steepen.utils.codec import Range
 
 SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -118,10 +119,12 @@ else:
 
 # Quantities.
 Flops: TypeAlias = Annotated[float, Range(1, 1e40)]
-Tokens: TypeAlias = Annotated[int, Range(1, 10**15)]
+Count: TypeAlias = Annotated[int, Range(1, MAX_WHOLE)]
+Tokens: TypeAlias = Count
 Depth: TypeAlias = Annotated[int, Range(1, MAX_DEPTH)]
 Seed: TypeAlias = Annotated[int, Range(0, 2**63 - 1)]
 Fraction: TypeAlias = Annotated[float, Range(0, 1)]
+Decay: TypeAlias = Annotated[float, Range(0, 1, below=True)]  # of a running mean, per step
 Noise: TypeAlias = Annotated[float, Range(1e-9, 100)]
 Level: TypeAlias = Annotated[float, Range(1e-6, 0.5)]
 Confidence: TypeAlias = Annotated[float, Range(0.01, 0.9999)]

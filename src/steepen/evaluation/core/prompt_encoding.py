@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from steepen.data.tokenizer import SPLIT_PATTERN
 from steepen.evaluation.core.bundle import BadBundle, Item, Task
-from steepen.evaluation.core.conventions import AUTHORS, Convention
+from steepen.evaluation.core.suite import AUTHORS, Convention
 
 Ids = npt.NDArray[np.int32]
 ORDER_SEED = 1337  # shuffles the examples of every task, in both conventions

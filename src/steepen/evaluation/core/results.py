@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from steepen.evaluation.core.bundle import Kind, Task
-from steepen.evaluation.core.conventions import convention_of
-from steepen.evaluation.core.suite import CORE17, CORE22
+from steepen.evaluation.core.suite import CORE17, CORE22, convention_of
 
 
 @dataclass(frozen=True)

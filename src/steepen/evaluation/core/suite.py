@@ -1,6 +1,18 @@
-"""The task labels of CORE (22) and of the paper's subset (17), and published scores to compare with."""
+"""What CORE is and how it is scored: the labels of its tasks (22, and the paper's subset of 17), and the
+convention of the paper's authors or nanochat's.
+
+Both shuffle a task's examples with one seed, draw the demonstrations of example i from a generator seeded
+s + i, crop long prompts to their last tokens and choose answers alike. They differ in the seeds s, in blanks
+at the ends of a prompt, and in which tokens the answer NLL covers.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from steepen.errors import UsageError
 
 # Table "DCLM CORE tasks and evaluation types", by the labels of the bundle's core.yaml.
 CORE22 = (
@@ -46,3 +58,32 @@ CATEGORIES = {
     "symbolic_problem_solving": ("bigbench_dyck_languages", "agi_eval_lsat_ar", "bigbench_operators"),
     "world_knowledge": ("jeopardy", "bigbench_qa_wikidata", "arc_easy", "arc_challenge"),
 }
+
+
+@dataclass(frozen=True)
+class Convention:
+    """The parts of the protocol that differ."""
+
+    name: str
+    seeds: tuple[int, ...]  # s, one evaluation each
+    strip_prompts: bool  # prompts of multiple choice and schema lose blanks at both ends
+    # Answer NLL of multiple choice and schema: over the whole right answer, or over the tokens that decide
+    # between the candidates (after the common prefix of the choices, the common suffix of the contexts).
+    whole_answer: bool
+
+
+AUTHORS = Convention("authors", (0, 1, 2), strip_prompts=True, whole_answer=True)
+NANOCHAT = Convention("nanochat", (1234,), strip_prompts=False, whole_answer=False)
+CONVENTIONS = {convention.name: convention for convention in (AUTHORS, NANOCHAT)}
+
+
+def find_convention(name: str) -> Convention:
+    """A convention by its name."""
+    if name not in CONVENTIONS:
+        raise UsageError(f"`convention` = {name!r} is not valid: use {' or '.join(CONVENTIONS)}.")
+    return CONVENTIONS[name]
+
+
+def convention_of(core: Mapping[str, Any]) -> str | None:
+    """The convention of saved CORE scores; None for scores saved before conventions had names."""
+    return core.get("convention")

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from scipy import special
 
-from steepen.laws.arrays import Array
+from steepen.utils.arrays import Array
 
 Link = Literal["gadre", "olmo", "paper"]
 LINK_PARAMETERS: dict[Link, int] = {"gadre": 3, "olmo": 4, "paper": 2}

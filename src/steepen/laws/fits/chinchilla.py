@@ -19,8 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from steepen.errors import UsageError
-from steepen.laws.arrays import Array
+from steepen.errors import UsageError, require_one_of
 from steepen.laws.distributions import ROUNDING_ERROR, Interval, Prior, t_quantile
 from steepen.laws.fits.size_law_solver import (
     KINDS,
@@ -32,6 +31,7 @@ from steepen.laws.fits.size_law_solver import (
     scaled_inverse,
     solve,
 )
+from steepen.utils.arrays import Array
 
 ChinchillaLoss = Literal["huber", "mse", "log-mse"]
 LOSSES: tuple[ChinchillaLoss, ...] = ("huber", "mse", "log-mse")
@@ -54,8 +54,7 @@ class ChinchillaSettings:
     irreducible_loss: Prior | None = None
 
     def __post_init__(self) -> None:
-        if self.loss not in LOSSES:
-            raise UsageError(f"loss is {self.loss!r}; choose one of {', '.join(LOSSES)}.")
+        require_one_of("loss", self.loss, LOSSES)
         if not self.delta > 0:
             raise UsageError(f"delta is {self.delta}; the Huber width must be greater than zero.")
         if self.starts_per_axis < 2:
@@ -269,6 +268,15 @@ def _check(size: ModelSize, d: Array, y: Array, settings: ChinchillaSettings, lo
     prior = settings.irreducible_loss
     if prior is not None and prior.sd is None and prior.mean >= y.min():
         raise UsageError(f"the irreducible loss {prior} is not below the lowest loss, {y.min():g}.")
+    # First, as no number of such runs is enough.
+    if not looped and min(len(np.unique(n)), len(np.unique(d))) > 2:
+        slope, level = np.polyfit(np.log(n), np.log(d), 1)
+        if float(np.std(np.log(d) - slope * np.log(n) - level)) < MIN_RATIO_SPREAD:
+            raise UsageError(
+                f"tokens follow parameters (D ∝ N^{slope:.2f} in every run), so A/N^α and B/D^β cannot be "
+                "told apart; fit `law` compute to these runs, or add runs of these sizes on fewer or more "
+                "tokens."
+            )
     count = 5 + looped - settings.tied - (prior is not None and prior.sd is None)
     if len(y) <= count:
         tie = settings.tied or looped or len(y) < count
@@ -282,12 +290,6 @@ def _check(size: ModelSize, d: Array, y: Array, settings: ChinchillaSettings, lo
             raise UsageError(f"{name} takes only {_count(distinct)}; its term needs at least {needed}.")
     if looped and len(np.unique(size.log_passes)) < 2:
         raise UsageError("passes takes only one value; φ needs at least 2, with the same sizes.")
-    slope, level = np.polyfit(np.log(n), np.log(d), 1)
-    if not looped and float(np.std(np.log(d) - slope * np.log(n) - level)) < MIN_RATIO_SPREAD:
-        raise UsageError(
-            f"tokens follow parameters (D ∝ N^{slope:.2f} in every run), so A/N^α and B/D^β cannot be told"
-            " apart; fit `law` compute to these runs, or add runs of these sizes on fewer or more tokens."
-        )
 
 
 def _count(values: int) -> str:

@@ -6,16 +6,15 @@ The fits are in `verdict.judge` and `paper_method`; `steepen.laws.analysis.fit_c
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
-from steepen.errors import UsageError
-from steepen.laws.arrays import Array
+from steepen.errors import UsageError, require_one_of
 from steepen.laws.distributions import Interval, t_quantile
 from steepen.laws.ladder import Ladder
-from steepen.utils.formatting import percent
+from steepen.utils.arrays import Array
 
 # raw-huber: Huber of losses, width from their spread (the authors' code); huber: of log losses, δ = 1e-3.
 Loss = Literal["raw-huber", "huber", "mse", "log-mse"]
@@ -79,12 +78,8 @@ class FitSettings:
     noise: float | None = None
 
     def __post_init__(self) -> None:
-        if self.loss not in LOSSES:
-            raise UsageError(f"loss is {self.loss!r}; choose one of {', '.join(LOSSES)}.")
-        if self.reference_law not in REFERENCE_LAWS:
-            raise UsageError(
-                f"reference_law is {self.reference_law!r}; choose one of {', '.join(REFERENCE_LAWS)}."
-            )
+        require_one_of("loss", self.loss, LOSSES)
+        require_one_of("reference_law", self.reference_law, REFERENCE_LAWS)
         if not 0 < self.confidence < 1:
             raise UsageError(
                 f"confidence is {self.confidence}; give a fraction between 0 and 1, such as 0.9."
@@ -118,36 +113,6 @@ class ComputeFit:
     def quantile(self) -> float:
         """Student's t for the settings' confidence and the fit's degrees of freedom."""
         return float(t_quantile((1 + self.settings.confidence) / 2, np.array(self.degrees_of_freedom)))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Nested dicts, lists and numbers, for JSON."""
-        return {
-            "settings": asdict(self.settings),
-            "c0": self.c0,
-            "sigma": self.sigma,
-            "degrees_of_freedom": self.degrees_of_freedom,
-            "objective": self.objective,
-            "at_bound": list(self.at_bound),
-            "arms": {name: law_dict(law) for name, law in self.arms.items()},
-        }
-
-    def summary(self) -> str:
-        """The laws as lines of text."""
-        confidence, width = percent(self.settings.confidence), max(20, *map(len, self.arms))
-        head = f"compute law, {self.settings.method} method, C0 = {self.c0:.4g}, residual SD {self.sigma:.2g}"
-        lines = [
-            head,
-            f"{'arm':<{width}} {'γ':>8} {confidence + ' interval':>15} {confidence + ' given E':>15}"
-            f" {'log A':>8} {'E':>8}",
-        ]
-        for law in self.arms.values():
-            spans = (law.gamma.unconditional, law.gamma.conditional)
-            wide, narrow = (f"{low:.4f}–{high:.4f}" for low, high in spans)
-            lines.append(
-                f"{law.arm:<{width}} {law.gamma.value:8.4f} {wide:>15} {narrow:>15}"
-                f" {law.log_a.value:8.4f} {law.e.value:8.4f}"
-            )
-        return "\n".join(lines)
 
 
 def law_dict(law: ArmLaw) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from typing import Any, Literal
 import numpy as np
 from scipy import optimize, special, stats
 
-from steepen.errors import UsageError, nearest
-from steepen.laws.arrays import Array
+from steepen.errors import UsageError, nearest, require_one_of
 from steepen.laws.fits.paper_method import fit_irreducible_losses, huber_width
+from steepen.utils.arrays import Array
 
 PAPER_C0 = 1e18
 MIN_GAP = 0.02
@@ -148,17 +148,6 @@ class DownstreamFit:
         """Nested dicts and numbers, for JSON."""
         return {"law": "downstream", **asdict(self)}
 
-    def summary(self) -> str:
-        """The pipeline's numbers as text."""
-        lines = [
-            f"{len(self.tasks)} tasks, {len(self.laws)} series, r = {self.r:.5f}, scatter {self.sigma:.4f}"
-        ]
-        for task in self.tasks:
-            curve = self.sigmoids[task]
-            alphas = ", ".join(f"{name} α {laws[task].alpha:.4f}" for name, laws in self.laws.items())
-            lines.append(f"  {task:<28} s {curve.s:8.3f}  b {curve.b:8.3f}  {alphas}")
-        return "\n".join(lines)
-
 
 def _task_scores(
     laws: Mapping[str, TaskLaw],
@@ -187,10 +176,8 @@ def fit_downstream(
     logarithm, with widths `delta` (and `accuracy_delta` for the sigmoids). `ratio` is what r regresses the
     full score on: the measured mean centred accuracy of the tasks, or the one predicted from compute.
     """
-    if residuals not in TASK_RESIDUALS:
-        raise UsageError(f"residuals is {residuals!r}; choose one of {', '.join(TASK_RESIDUALS)}.")
-    if ratio not in RATIO_FROM:
-        raise UsageError(f"ratio is {ratio!r}; choose one of {', '.join(RATIO_FROM)}.")
+    require_one_of("residuals", residuals, TASK_RESIDUALS)
+    require_one_of("ratio", ratio, RATIO_FROM)
     chosen = tuple(tasks if tasks is not None else next(iter(series.values())).nll)
     if not chosen:
         raise UsageError("no task is left to fit; loosen the filter.")
@@ -221,21 +208,13 @@ def fit_downstream(
     settings: dict[str, Any] = {"c0": c0, "residuals": residuals, "ratio": ratio}
     if residuals == "log-nll":
         settings |= {"delta": delta, "accuracy_delta": accuracy_delta}
-    predicted = np.concatenate(
-        [
-            _task_scores(laws[name], sigmoids, chosen, points.flops, c0).mean(axis=0)
-            for name, points in series.items()
-        ]
-    )
+    scores = [_task_scores(laws[name], sigmoids, chosen, one.flops, c0) for name, one in series.items()]
+    predicted = np.concatenate([one.mean(axis=0) for one in scores])
     full = np.concatenate([np.asarray(points.score, float) for points in series.values()])
     mean = predicted
     if ratio == "measured":
-        mean = np.concatenate(
-            [
-                np.mean([np.asarray(points.centered[task], float) for task in chosen], axis=0)
-                for points in series.values()
-            ]
-        )
+        measured = [[np.asarray(one.centered[task], float) for task in chosen] for one in series.values()]
+        mean = np.concatenate([np.mean(one, axis=0) for one in measured])
     r = score_ratio(mean, full)
     left = max(len(full) - 1, 1)
     sigma = float(np.sqrt(((full - r * predicted) ** 2).sum() / left))
@@ -299,17 +278,9 @@ def fit_sigmoid(nll: Array, centered: Array, delta: float | None = None) -> Sigm
         low, high = (np.array(bound) for bound in SIGMOID_BOUNDS)
         starts = [np.clip([k / width, level + k / width * middle], low, high) for k in steepness]
         return Sigmoid(*_bounded_huber(residual, slope, starts, (low, high), MIN_ACCURACY_WIDTH))
+    exact: dict[str, Any] = {"xtol": 1e-14, "ftol": 1e-14, "gtol": 1e-14}
     found = [
-        optimize.least_squares(
-            residual,
-            [steep, level],
-            jac=slope,
-            loss="huber",
-            f_scale=delta,
-            xtol=1e-14,
-            ftol=1e-14,
-            gtol=1e-14,
-        )
+        optimize.least_squares(residual, [steep, level], jac=slope, loss="huber", f_scale=delta, **exact)
         for steep in steepness
     ]
     best = min(found, key=lambda fit: float(fit.cost))

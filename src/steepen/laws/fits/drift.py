@@ -10,10 +10,10 @@ import numpy as np
 from scipy import stats
 
 from steepen.errors import UsageError
-from steepen.laws.arrays import Array
 from steepen.laws.distributions import Interval, t_quantile
 from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit, fit_isoflop, fit_power_law
 from steepen.laws.fits.vertex import Vertex, find_vertex
+from steepen.utils.arrays import Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,9 +99,9 @@ class AffineLaw:
         """X_ρ*/X_2 = TPP/(a·TPP + b): FLOPs per token at the best transition ÷ without growth."""
         return tpp / (self.a * tpp + self.b)
 
-    def growth_fraction(self, tpp: float, full_expansion: float) -> float:
-        """ρ* = (X_ρ/X_2 − 1)/(X_4/X_2 − 1), with `full_expansion` = X_4/X_2."""
-        return (self.expansion(tpp) - 1) / (full_expansion - 1)
+    def growth_fraction(self, tpp: float, full_expansion: float, first_expansion: float = 1.0) -> float:
+        """ρ* = (X_ρ/X_2 − 1)/(X_4/X_2 − 1), with `full_expansion` = X_4/X_2; 1 is the cost before growth."""
+        return (self.expansion(tpp) - first_expansion) / (full_expansion - first_expansion)
 
 
 def fit_affine(x: Array, y: Array, confidence: float = 0.90) -> AffineLaw:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from scipy import optimize, stats
 
 from steepen.errors import UsageError
-from steepen.laws.arrays import Array
 from steepen.laws.distributions import ROUNDING_ERROR
+from steepen.utils.arrays import Array
 
 MIN_SIZES_FOR_FLOOR = 3  # fewer points of contact leave the irreducible loss of the frontier open
 

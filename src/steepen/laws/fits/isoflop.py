@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from steepen.errors import UsageError
-from steepen.laws.arrays import Array
 from steepen.laws.distributions import Interval, required_noncentrality, t_quantile
 from steepen.laws.fits.vertex import Vertex, VertexMethod, find_vertex
+from steepen.utils.arrays import Array
 
 NO_BOUNDS: Interval = (-math.inf, math.inf)
 

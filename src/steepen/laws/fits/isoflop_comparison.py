@@ -15,10 +15,10 @@ import numpy as np
 from scipy import stats
 
 from steepen.errors import UsageError
-from steepen.laws.arrays import Array
 from steepen.laws.distributions import ROUNDING_ERROR, Interval, f_p_value, t_quantile
 from steepen.laws.fits.isoflop import IsoflopFit, group_budgets
 from steepen.laws.fits.vertex import Vertex, choose_points
+from steepen.utils.arrays import Array
 
 SCATTER_LEVEL = 0.10  # of the test that multipliers scatter more about their trend than noise explains
 SAME_BUDGET = 0.05  # relative difference up to which budgets of two arms are the same

@@ -13,10 +13,10 @@ from dataclasses import replace
 import numpy as np
 from scipy import stats
 
-from steepen.laws.arrays import Array
 from steepen.laws.distributions import Interval, required_noncentrality
 from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit, fit_isoflop, group_budgets
 from steepen.laws.fits.vertex import MIN_POINTS, Sweep, choose_points
+from steepen.utils.arrays import Array
 
 DRAWS = 2000
 

@@ -12,9 +12,9 @@ from typing import Literal
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.arrays import Array
 from steepen.laws.fits.vertex import Vertex, find_vertex
 from steepen.laws.ladder import Ladder
+from steepen.utils.arrays import Array
 
 RungInterpolation = Literal["linear", "log-log"]
 RUNG_INTERPOLATIONS: tuple[RungInterpolation, ...] = ("linear", "log-log")

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steepen.laws.arrays import Array
 from steepen.laws.ladder import make_ladder
 from steepen.laws.verdict.multipliers import interpolate_compute
+from steepen.utils.arrays import Array
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from typing import Literal
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.arrays import Array
 from steepen.laws.distributions import ROUNDING_ERROR, t_quantile
 from steepen.laws.fits.compute_law import (
     ArmLaw,
@@ -32,6 +31,7 @@ from steepen.laws.fits.compute_law import (
 )
 from steepen.laws.ladder import Ladder
 from steepen.laws.model.laws import Cells, fit_laws, starting_laws
+from steepen.utils.arrays import Array
 
 MAX_REWEIGHTINGS = 300
 NORMAL_MAD = 0.67448975  # median absolute deviation of a standard normal

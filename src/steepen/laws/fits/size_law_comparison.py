@@ -18,8 +18,7 @@ import numpy as np
 from scipy import stats
 
 from steepen.errors import UsageError
-from steepen.laws.arrays import Array
-from steepen.laws.distributions import ROUNDING_ERROR, Interval, f_p_value, t_quantile
+from steepen.laws.distributions import ROUNDING_ERROR, Interval, exp_interval, f_p_value, t_quantile
 from steepen.laws.fits.chinchilla import FIXED_SD, ChinchillaFit, ChinchillaLoss, FlopsLaw, build_problem
 from steepen.laws.fits.size_law_solver import (
     KINDS,
@@ -30,6 +29,7 @@ from steepen.laws.fits.size_law_solver import (
     scaled_inverse,
     solve,
 )
+from steepen.utils.arrays import Array
 
 Noise: TypeAlias = tuple[Array, float]  # a whitening matrix, and the degrees of freedom it was estimated with
 MIN_SPARE_PAIRS = 3  # pairs beyond the constants of one law, to estimate the noise of differences
@@ -116,10 +116,11 @@ def compare_laws(reference: ArmRuns, arm: ArmRuns, budget: float | None = None) 
     return LawComparison(
         multiplier=fit.multiplier(math.sqrt(low * high)),
         multipliers=tuple(fit.multiplier(c) for c in (low, high, *([] if budget is None else [budget]))),
-        growth=math.exp(growth), growth_interval=_exp(growth_interval), p_growth=p_growth,
-        ratio_effect=math.exp(ratio), ratio_effect_interval=_exp(ratio_interval), p_ratio_effect=p_ratio,
-        p_exponents=exponents.p_equal(("alpha", "beta")), p_irreducible=irreducible.p_equal(("e",)),
-        pairs=len(first) if paired else 0, cells=len(reference.loss) + len(arm.loss), overlap=overlap,
+        growth=math.exp(growth), growth_interval=exp_interval(growth_interval), p_growth=p_growth,
+        ratio_effect=math.exp(ratio), ratio_effect_interval=exp_interval(ratio_interval),
+        p_ratio_effect=p_ratio, p_exponents=exponents.p_equal(("alpha", "beta")),
+        p_irreducible=irreducible.p_equal(("e",)), pairs=len(first) if paired else 0,
+        cells=len(reference.loss) + len(arm.loss), overlap=overlap,
     )  # fmt: skip
 
 
@@ -229,7 +230,7 @@ class _PairFit:
     def multiplier(self, flops: float) -> Multiplier:
         """The multiplier at a compute, with its interval and p-value."""
         value, interval, p = self.contrast(lambda theta: self.log_multiplier(theta, flops))
-        return Multiplier(flops, math.exp(value), _exp(interval), p)
+        return Multiplier(flops, math.exp(value), exp_interval(interval), p)
 
     def contrast(self, of: Callable[[Array], float]) -> tuple[float, Interval, float]:
         """A function of the constants, its t-interval by the delta method, and p of zero."""
@@ -265,11 +266,6 @@ def _equal_cells(reference: ArmRuns, arm: ArmRuns) -> tuple[IntArray, IntArray]:
     ]
     first, second = (np.array([pair[k] for pair in found], np.intp) for k in (0, 1))
     return first, second
-
-
-def _exp(interval: Interval) -> Interval:
-    low, high = (math.exp(min(end, 700.0)) for end in interval)
-    return low, high
 
 
 def holm(p_values: dict[str, float]) -> dict[str, float]:

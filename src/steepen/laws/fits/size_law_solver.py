@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
-from steepen.laws.arrays import Array, Mask
+from steepen.utils.arrays import Array, Mask
 
 IntArray = NDArray[np.intp]
 Kind = Literal["e", "a", "b", "alpha", "beta", "phi", "level", "growth", "ratio"]

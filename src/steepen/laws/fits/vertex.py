@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from scipy import interpolate
 
 from steepen.errors import UsageError
-from steepen.laws.arrays import Array
 from steepen.laws.distributions import Interval, f_p_value, t_quantile
+from steepen.utils.arrays import Array
 
 VertexMethod = Literal["quadratic", "akima"]
 MIN_POINTS = 3

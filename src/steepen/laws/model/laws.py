@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steepen.laws.arrays import Array, Index, Mask
+from steepen.utils.arrays import Array, Index, Mask
 
 
 @dataclass(frozen=True, eq=False)

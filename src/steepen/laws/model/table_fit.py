@@ -75,21 +75,20 @@ class Mixture:
     error: Array
     freedom: Array
 
-    def below(self, limit: Array | float) -> Array:
-        """The probability that the contrast is below a limit, for each table."""
-        z = (limit - self.value) / np.maximum(self.error, 1e-300)
+    def below(self, limit: Array | float, side: float = 1.0) -> Array:
+        """The probability that the contrast is below a limit (with `side` −1: above), for each table."""
+        z = side * (limit - self.value) / np.maximum(self.error, 1e-300)
         finite = np.minimum(self.freedom, 1e6)
         each = np.where(self.freedom > 1e6, special.ndtr(z), special.stdtr(finite, z))
         return np.asarray((self.weight * each).sum(axis=0), float)
 
     def p_value(self) -> Array:
         """Two-sided p-value of zero."""
-        below = self.below(0.0)
-        return np.minimum(1.0, 2 * np.minimum(below, 1 - below))
+        return np.minimum(1.0, 2 * np.minimum(self.below(0.0), self.below(0.0, -1.0)))
 
     def p_outside(self, margin: Array | float) -> Array:
         """p-value of the two one-sided tests that show the contrast within ± `margin`."""
-        return np.maximum(self.below(-margin), 1 - self.below(margin))
+        return np.maximum(self.below(-margin), self.below(margin, -1.0))
 
     @property
     def mean(self) -> Array:

@@ -13,9 +13,9 @@ from steepen.errors import UsageError
 from steepen.laws.distributions import Interval
 from steepen.laws.fits.compute_law import ComputeFit
 from steepen.laws.ladder import MERGE_TOLERANCE, Ladder, join_ladders, read_ladders
-from steepen.laws.table import Table
-from steepen.laws.table_selection import HoldOut, held_out, parse_hold_outs
 from steepen.laws.verdict.judge import TableJudge
+from steepen.tables.table import Table
+from steepen.tables.table_selection import HoldOut, held_out, parse_hold_outs
 
 
 @dataclass(frozen=True)

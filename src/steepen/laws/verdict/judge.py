@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from scipy import special
 
-from steepen.laws.distributions import Interval, Prior
+from steepen.laws.distributions import Interval, Prior, exp, exp_interval
 from steepen.laws.fits.compute_law import (
     ArmLaw,
     ComputeFit,
@@ -33,8 +33,11 @@ from steepen.laws.model.table_fit import (
 from steepen.laws.verdict.evidence import Drifting, Effect, LeftOut, Prediction, Verdict
 from steepen.laws.verdict.multipliers import MAX_MULTIPLIER, Multiplier
 from steepen.laws.verdict.questions import (
+    Better,
+    ByWhat,
     Contrasts,
     DecisionRule,
+    Growth,
     PValues,
     as_better,
     as_growth,
@@ -189,6 +192,30 @@ def thin(ladder: Ladder, most: int) -> Ladder:
 
 
 @dataclass(frozen=True, eq=False)
+class Asked:
+    """What the questions found of a pair (reference, arm), and the level at which each is answered.
+
+    `span` is the log compute that both cover (None: they never overlap), `causes` are ΔE and Δγ together.
+    """
+
+    pair: tuple[int, int]
+    span: tuple[float, float] | None
+    found: Contrasts
+    tested: PValues
+    causes: tuple[Effect, Effect]
+    levels: list[float]
+
+    def answers(self, levels: Sequence[float]) -> tuple[Better, Growth, ByWhat | None]:
+        """The answers to the three questions."""
+        if self.span is None:
+            return "not resolved", "undecided", None
+        growth = as_growth(self.tested.growth(levels[1])[0])
+        e, gamma = self.causes
+        cause = by_what(e.p_value, gamma.p_value, gamma.value, e.value, levels[2])
+        return as_better(self.tested.better(levels[0])[0]), growth, cause if growth == "grows" else None
+
+
+@dataclass(frozen=True, eq=False)
 class TableJudge:
     """The model of a table, fitted; `ladders` without what was left out (`outliers`).
 
@@ -299,7 +326,7 @@ class TableJudge:
             one = self.fit.mixture(
                 multiplier_contrast(self.fit.laws, pair, np.array([math.log(flops / self.c0)]), np.ones(1))
             )
-            value, (low, high) = _exp(float(one.mean[0])), _exp_span(_span(one, self.settings.confidence))
+            value, (low, high) = exp(float(one.mean[0])), exp_interval(_span(one, self.settings.confidence))
             if not 1 / MAX_MULTIPLIER < value < MAX_MULTIPLIER:
                 continue
             needed = flops / value
@@ -313,41 +340,34 @@ class TableJudge:
                 )
         return found
 
+    def ask(self, pairs: Sequence[tuple[str, str]], adjust: bool) -> list[Asked]:
+        """The three questions of (reference, arm) pairs, which share the level of each where `adjust`."""
+        level = self.rule.level
+        asked: list[Asked] = []
+        for a, b in pairs:
+            pair = self.names.index(a), self.names.index(b)
+            span = self.range_of(pair)
+            found = contrasts(self.fit, pair, *(span or (0.0, 0.0)))
+            tested = p_values(found, self.rule)
+            asked.append(Asked(pair, span, found, tested, self._causes(pair), [level] * 3))
+        judged = [one for one in asked if one.span is not None] if adjust else []
+        for question, of in enumerate((PValues.least_gain, PValues.least_slope)):
+            p = [of(one.tested) for one in judged]
+            for one, own in zip(judged, holm_levels(p, level), strict=True):
+                one.levels[question] = own
+        growing = [one for one in judged if one.tested.growth(one.levels[1])[0] == "grows"]
+        p = [min(cause.p_value for cause in one.causes) for one in growing]
+        for one, own in zip(growing, holm_levels(p, level), strict=True):
+            one.levels[2] = own
+        return asked
+
     def judge(
         self, pairs: Sequence[tuple[str, str]], *, adjust: bool, budget: float | None, lr_regret: float | None
     ) -> list[Verdict]:
         """Verdicts on (reference, arm) pairs, which share the level of each question where `adjust`."""
-        places = [(self.names.index(a), self.names.index(b)) for a, b in pairs]
-        ranges = [self.range_of(pair) for pair in places]
-        found = [
-            contrasts(self.fit, pair, *(span or (0.0, 0.0)))
-            for pair, span in zip(places, ranges, strict=True)
-        ]
-        tested = [p_values(one, self.rule) for one in found]
-        causes = [self._causes(pair) for pair in places]
-        judged = [i for i, span in enumerate(ranges) if span is not None]
-        level, count = self.rule.level, len(judged) if adjust else 1
-        levels = {i: [level] * 3 for i in range(len(pairs))}
-        if adjust:
-            for question, p in enumerate(
-                (
-                    [min(float(tested[i].gain[0]), float(tested[i].equivalent[0])) for i in judged],
-                    [min(float(tested[i].slope[0]), float(tested[i].constant[0])) for i in judged],
-                )
-            ):
-                for i, own in zip(judged, holm_levels(p, level), strict=True):
-                    levels[i][question] = own
-            growing = [i for i in judged if tested[i].growth(levels[i][1])[0] == "grows"]
-            p = [min(causes[i][0].p_value, causes[i][1].p_value) for i in growing]
-            for i, own in zip(growing, holm_levels(p, level), strict=True):
-                levels[i][2] = own
-        return [
-            self._verdict(
-                pair, ranges[i], found[i], tested[i], causes[i], (levels[i][0], levels[i][1], levels[i][2]),
-                count, budget, lr_regret,
-            )
-            for i, pair in enumerate(places)
-        ]  # fmt: skip
+        asked = self.ask(pairs, adjust)
+        count = sum(one.span is not None for one in asked) if adjust else 1
+        return [self._verdict(one, count, budget, lr_regret) for one in asked]
 
     def _causes(self, pair: tuple[int, int]) -> tuple[Effect, Effect]:
         """ΔE and Δγ of an arm, fitted together."""
@@ -368,51 +388,31 @@ class TableJudge:
     def _effect(self, one: Mixture, exponential: bool = False) -> Effect:
         value, interval = float(one.mean[0]), _span(one, 1 - self.rule.level)
         if exponential:
-            value, interval = _exp(value), _exp_span(interval)
+            value, interval = exp(value), exp_interval(interval)
         return Effect(value, interval, float(one.p_value()[0]))
 
-    def _verdict(
-        self,
-        pair: tuple[int, int],
-        span: tuple[float, float] | None,
-        found: Contrasts,
-        tested: PValues,
-        causes: tuple[Effect, Effect],
-        levels: tuple[float, float, float],
-        arms: int,
-        budget: float | None,
-        lr_regret: float | None,
-    ) -> Verdict:
+    def _verdict(self, one: Asked, arms: int, budget: float | None, lr_regret: float | None) -> Verdict:
+        pair, span, found, level = one.pair, one.span, one.found, self.rule.level
         reference, arm = (self.names[i] for i in pair)
-
-        def answers(one: float, two: float, three: float) -> tuple[str, str, str | None]:
-            if span is None:
-                return "not resolved", "undecided", None
-            growth = str(tested.growth(two)[0])
-            delta_e, delta_gamma = causes
-            cause = by_what(delta_e.p_value, delta_gamma.p_value, delta_gamma.value, delta_e.value, three)
-            return str(tested.better(one)[0]), growth, cause if growth == "grows" else None
-
-        better, growth, cause = answers(*levels)
-        alone = answers(self.rule.level, self.rule.level, self.rule.level)
+        better, growth, cause = one.answers(one.levels)
         slope = self.fit.mixture(slope_contrast(self.fit.laws, pair))
         per_decade, per_decade_interval = self._per_decade(pair, span)
         blank = Verdict(
-            arm=arm, reference=reference, better=as_better(better), growth=as_growth(growth),
-            by_what=cause, unadjusted=(as_better(alone[0]), as_growth(alone[1]), alone[2]),  # type: ignore[arg-type]
-            rule=self.rule, levels=levels, arms=arms,
+            arm=arm, reference=reference, better=better, growth=growth, by_what=cause,
+            unadjusted=one.answers([level] * 3), rule=self.rule,
+            levels=(one.levels[0], one.levels[1], one.levels[2]), arms=arms,
             flops_range=None if span is None else (self.c0 * math.exp(span[0]), self.c0 * math.exp(span[1])),
             gain=self._effect(found.gain, exponential=True), top=self._effect(found.top, exponential=True),
-            p_equivalent=float(tested.equivalent[0]), slope=self._effect(found.slope),
-            p_constant=float(tested.constant[0]), growth_per_decade=per_decade,
+            p_equivalent=float(one.tested.equivalent[0]), slope=self._effect(found.slope),
+            p_constant=float(one.tested.constant[0]), growth_per_decade=per_decade,
             growth_per_decade_interval=per_decade_interval,
-            delta_gamma=float(slope.mean[0]), delta_gamma_interval=_span(slope, 1 - self.rule.level),
-            delta_e=causes[0], delta_gamma_free=causes[1], own_e=self.own_e,
-            predictions=self._predictions(pair, causes, levels[2], budget),
-            leave_one_out=() if span is None else self._leave_one_out(pair, found, levels, better, growth),
-            drifting=None if span is None else self._drifting(pair, span, levels),
+            delta_gamma=float(slope.mean[0]), delta_gamma_interval=_span(slope, 1 - level),
+            delta_e=one.causes[0], delta_gamma_free=one.causes[1], own_e=self.own_e,
+            predictions=self._predictions(one, budget),
+            leave_one_out=() if span is None else self._leave_one_out(one),
+            drifting=None if span is None else self._drifting(one, span),
             tolerance=() if span is None else mistuning_tolerance(
-                self.fit, found, self.rule, levels[:2], {pair[0]: reference, pair[1]: arm}, self.c0, lr_regret
+                self.fit, found, self.rule, one.levels, {pair[0]: reference, pair[1]: arm}, self.c0, lr_regret
             ),
             sentence="", what_would_change=(), unit=self.unit,
         )  # fmt: skip
@@ -426,48 +426,37 @@ class TableJudge:
         low, high = span if span[1] - span[0] > 1e-6 else (span[0] - 0.5, span[0] + 0.5)
         weights = np.array([-1.0, 1.0]) / (high - low) * math.log(10)
         one = self.fit.mixture(multiplier_contrast(self.fit.laws, pair, np.array([low, high]), weights))
-        return _exp(float(one.mean[0])), _exp_span(_span(one, 1 - self.rule.level))
+        return exp(float(one.mean[0])), exp_interval(_span(one, 1 - self.rule.level))
 
-    def _drifting(
-        self, pair: tuple[int, int], span: tuple[float, float], levels: tuple[float, float, float]
-    ) -> Drifting | None:
+    def _drifting(self, one: Asked, span: tuple[float, float]) -> Drifting | None:
         found = self.fit.drifting()
         if found is None:
             return None
-        p = p_values(contrasts(found[0], pair, *span), self.rule)
-        return Drifting(found[1], as_better(p.better(levels[0])[0]), as_growth(p.growth(levels[1])[0]))
+        p = p_values(contrasts(found[0], one.pair, *span), self.rule)
+        return Drifting(
+            found[1], as_better(p.better(one.levels[0])[0]), as_growth(p.growth(one.levels[1])[0])
+        )
 
-    def _leave_one_out(
-        self,
-        pair: tuple[int, int],
-        found: Contrasts,
-        levels: tuple[float, float, float],
-        better: str,
-        growth: str,
-    ) -> tuple[LeftOut, ...]:
+    def _leave_one_out(self, one: Asked) -> tuple[LeftOut, ...]:
         """Rungs of the two ladders without which the first or second answer is another."""
-        gain, slope = (self.fit.left_out(one) for one in (found.gain_of, found.slope_of))
-        within = np.log1p(self.rule.equivalence)
-        p = PValues(
-            gain.p_value(), gain.p_outside(within), slope.p_value(),
-            slope.p_outside(self.rule.margin * abs(float(found.gamma[0]))), gain.mean, slope.mean,
-        )  # fmt: skip
-        words, growths = p.better(levels[0]), p.growth(levels[1])
+        better, growth, _ = one.answers(one.levels)
+        gain, slope = (self.fit.left_out(of) for of in (one.found.gain_of, one.found.slope_of))
+        p = p_values(one.found, self.rule, gain, slope)
+        words, growths = p.better(one.levels[0]), p.growth(one.levels[1])
         size = self.fit.cells.x.shape[1]
         return tuple(
             LeftOut(
                 self.names[i], self.c0 * math.exp(float(self.fit.cells.x[i, k])),
                 as_better(words[i * size + k]), as_growth(growths[i * size + k]),
             )
-            for i in pair
+            for i in one.pair
             for k in np.flatnonzero(self.fit.cells.mask[i])
             if words[i * size + k] != better or growths[i * size + k] != growth
         )  # fmt: skip
 
-    def _predictions(
-        self, pair: tuple[int, int], causes: tuple[Effect, Effect], level: float, budget: float | None
-    ) -> tuple[Prediction, ...]:
+    def _predictions(self, asked: Asked, budget: float | None) -> tuple[Prediction, ...]:
         """Multipliers beyond the ladders by the exponent, and by the irreducible loss alone."""
+        pair, causes, level = asked.pair, asked.causes, asked.levels[2]
         r = pair[0]
         top = float(self.ladders[self.names[r]].flops[-1])
         places = [("10× the top rung", 10 * top), ("1000× the top rung", 1000 * top)]
@@ -482,11 +471,11 @@ class TableJudge:
             value, interval, other = None, None, None
             if falling and (causes[0].p_value >= level or self.own_e):
                 one = self.fit.mixture(multiplier_contrast(laws, pair, np.array([x]), np.ones(1)))
-                value, interval = _exp(float(one.mean[0])), _exp_span(_span(one, self.settings.confidence))
+                value, interval = exp(float(one.mean[0])), exp_interval(_span(one, self.settings.confidence))
             if falling and causes[1].p_value >= level and not self.own_e:
                 gamma = float(laws.gamma[0, r])
                 above = float(laws.e[0]) + math.exp(float(laws.log_a[0, r]) - gamma * x) - e
-                other = _exp(x - (log_a - math.log(above)) / gamma) if above > 0 else 0.0
+                other = exp(x - (log_a - math.log(above)) / gamma) if above > 0 else 0.0
             found.append(Prediction(label, flops, value, interval, other))
         return tuple(found)
 
@@ -596,11 +585,3 @@ def without_diverged_seeds(ladders: dict[str, Ladder]) -> tuple[dict[str, Ladder
 def _span(one: Mixture, confidence: float) -> Interval:
     low, high = one.interval(confidence)
     return float(low[0]), float(high[0])
-
-
-def _exp(value: float) -> float:
-    return math.exp(min(max(value, -700.0), 700.0))
-
-
-def _exp_span(interval: Interval) -> Interval:
-    return _exp(interval[0]), _exp(interval[1])

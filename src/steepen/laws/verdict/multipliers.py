@@ -13,10 +13,10 @@ from typing import Literal
 
 import numpy as np
 
-from steepen.errors import UsageError
-from steepen.laws.arrays import Array
+from steepen.errors import UsageError, require_one_of
 from steepen.laws.fits.compute_law import ComputeFit
 from steepen.laws.ladder import Ladder
+from steepen.utils.arrays import Array
 
 Interpolate = Literal["raw-loss", "log-loss"]
 INTERPOLATIONS: tuple[Interpolate, ...] = ("raw-loss", "log-loss")
@@ -46,8 +46,7 @@ def interpolate_compute(
 
     `loss` is (…, rungs) and `target` (…, targets); NaN where the curve never crosses the target.
     """
-    if interpolate not in INTERPOLATIONS:
-        raise UsageError(f"interpolate is {interpolate!r}; choose one of {', '.join(INTERPOLATIONS)}.")
+    require_one_of("interpolate", interpolate, INTERPOLATIONS)
     log_c = np.log(flops)
     height, wanted = (loss, target) if interpolate == "raw-loss" else (np.log(loss), np.log(target))
     above, below, level = height[..., None, :-1], height[..., None, 1:], wanted[..., :, None]
@@ -143,17 +142,9 @@ def fitted_multipliers(
             and other.flops_range[0] / slack <= arm_flops <= other.flops_range[1] * slack
         )
         if inside or extrapolate:
-            multipliers.append(
-                Multiplier(
-                    f"fitted ({fit.settings.method})",
-                    float(value),
-                    _exp(log_m),
-                    _exp(log_m - half_width),
-                    _exp(log_m + half_width),
-                    not inside,
-                    leads,
-                )
-            )
+            low, high = _exp(log_m - half_width), _exp(log_m + half_width)
+            method = f"fitted ({fit.settings.method})"
+            multipliers.append(Multiplier(method, float(value), _exp(log_m), low, high, not inside, leads))
     return multipliers
 
 

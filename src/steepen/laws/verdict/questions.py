@@ -95,6 +95,14 @@ class PValues:
     gain_sign: Array
     slope_sign: Array
 
+    def least_gain(self) -> float:
+        """The smallest p-value of the first question, of a single table."""
+        return min(float(self.gain[0]), float(self.equivalent[0]))
+
+    def least_slope(self) -> float:
+        """The smallest p-value of the second question, of a single table."""
+        return min(float(self.slope[0]), float(self.constant[0]))
+
     def better(self, level: float | Array) -> NDArray[np.str_]:
         """The answers to the first question."""
         found = np.where(self.equivalent < level, "no difference", "not resolved")
@@ -106,13 +114,15 @@ class PValues:
         return np.where(self.slope < level, np.where(self.slope_sign > 0, "grows", "shrinks"), found)
 
 
-def p_values(found: Contrasts, rule: DecisionRule) -> PValues:
-    """The p-values of the contrasts."""
-    within = np.log1p(rule.equivalence)
+def p_values(
+    found: Contrasts, rule: DecisionRule, gain: Mixture | None = None, slope: Mixture | None = None
+) -> PValues:
+    """The p-values of the contrasts, or of what became of them in changed tables (`gain` and `slope`)."""
+    gain, slope = gain or found.gain, slope or found.slope
+    within, margin = np.log1p(rule.equivalence), rule.margin * np.abs(found.gamma)
     return PValues(
-        found.gain.p_value(), found.gain.p_outside(within),
-        found.slope.p_value(), found.slope.p_outside(rule.margin * np.abs(found.gamma)),
-        found.gain.mean, found.slope.mean,
+        gain.p_value(), gain.p_outside(within), slope.p_value(), slope.p_outside(margin), gain.mean,
+        slope.mean,
     )  # fmt: skip
 
 

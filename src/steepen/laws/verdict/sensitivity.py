@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from steepen.laws.model.laws import Array
 from steepen.laws.model.table_fit import TableFit
-from steepen.laws.verdict.questions import Contrasts, DecisionRule, PValues
+from steepen.laws.verdict.questions import Contrasts, DecisionRule, p_values
 
 DriftShape = Literal["top rung", "linear", "quadratic"]
 DRIFT_SHAPES: tuple[DriftShape, ...] = get_args(DriftShape)
@@ -62,7 +63,7 @@ def mistuning_tolerance(
     fit: TableFit,
     found: Contrasts,
     rule: DecisionRule,
-    levels: tuple[float, float],
+    levels: Sequence[float],
     ladders: dict[int, str],
     c0: float,
     lr_regret: float | None,
@@ -72,7 +73,6 @@ def mistuning_tolerance(
     The linearised model is refitted to losses without the penalty, its noise included.
     """
     tolerances: list[MistuningTolerance] = []
-    within = np.log1p(rule.equivalence)
     for place, name in ladders.items():
         own = np.flatnonzero(fit.kept[0, place])
         x = fit.cells.x[place, own]
@@ -83,11 +83,7 @@ def mistuning_tolerance(
             direction = np.zeros(fit.cells.x.shape)
             direction[place, own] = drift_profile(x, shape)
             gain, slope = (fit.shifted(one, direction, sizes) for one in (found.gain_of, found.slope_of))
-            p = PValues(
-                gain.p_value(), gain.p_outside(within),
-                slope.p_value(), slope.p_outside(rule.margin * abs(float(found.gamma[0]))),
-                gain.mean, slope.mean,
-            )  # fmt: skip
+            p = p_values(found, rule, gain, slope)
             better, growth = p.better(levels[0]), p.growth(levels[1])
             changed = (better != better[0]) | (growth != growth[0])
             first = int(np.argmax(changed)) if changed.any() else None

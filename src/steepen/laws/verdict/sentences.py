@@ -24,6 +24,7 @@ BY_WHAT_PHRASES = {
     "either": "by a larger exponent or a lower irreducible loss, not separable here",
 }
 MAX_NAMED = 3  # rungs in a line
+SMALLEST_P = 1e-99  # smaller ones are not told apart
 
 
 def times(value: float) -> str:
@@ -31,6 +32,11 @@ def times(value: float) -> str:
     if value > 1e6:
         return "more than a million ×"
     return f"{value:.3f}×" if value < 10 else f"{value:.3g}×"
+
+
+def p_text(p: float) -> str:
+    """A p-value: "p = 0.012"."""
+    return f"p = {p:.2g}" if p >= SMALLEST_P else f"p < {SMALLEST_P:.0g}"
 
 
 def saving(value: float, cost: str = "compute") -> str:
@@ -56,7 +62,7 @@ def _better(v: Verdict) -> str:
     low, high = v.flops_range or (math.nan, math.nan)
     span = f"from {format_flops(low, 2)} to {format_flops(high, 2)} {v.unit}"
     cost, confidence = _cost(v), _percent(v)
-    interval = f"({confidence} {gain.interval[0]:.3f} to {gain.interval[1]:.3f}; p = {gain.p_value:.2g})"
+    interval = f"({confidence} {gain.interval[0]:.3f} to {gain.interval[1]:.3f}; {p_text(gain.p_value)})"
     margin = f"±{100 * v.rule.equivalence:g}%"
     if v.better in ("better", "worse"):
         top = v.top
@@ -65,7 +71,7 @@ def _better(v: Verdict) -> str:
     if v.better == "no difference":
         return (
             f"no difference within {margin} of {cost}: multiplier {gain.value:.3f} on average {span}"
-            f" ({confidence} {gain.interval[0]:.3f} to {gain.interval[1]:.3f}; p = {v.p_equivalent:.2g})."
+            f" ({confidence} {gain.interval[0]:.3f} to {gain.interval[1]:.3f}; {p_text(v.p_equivalent)})."
         )
     return (
         f"not resolved. The multiplier is {gain.value:.3f} on average {span} {interval}; neither a"
@@ -78,7 +84,7 @@ def _growth(v: Verdict) -> str:
     slope = v.slope
     low, high = v.delta_gamma_interval
     confidence = _percent(v)
-    delta = f"Δγ = {v.delta_gamma:+.4f} ({confidence} {low:+.4f} to {high:+.4f}; p = {slope.p_value:.2g})"
+    delta = f"Δγ = {v.delta_gamma:+.4f} ({confidence} {low:+.4f} to {high:+.4f}; {p_text(slope.p_value)})"
     per_decade = v.growth_per_decade_interval
     factor = (
         f"×{v.growth_per_decade:.3f} per decade ({per_decade[0]:.3f} to {per_decade[1]:.3f})"
@@ -87,7 +93,9 @@ def _growth(v: Verdict) -> str:
     )
     if v.growth == "grows":
         cause = BY_WHAT_PHRASES[v.by_what or "either"]
-        return f"The gain grows with {_cost(v)}, {cause}: {factor}; {delta}{_cause(v)}."
+        # Only of a better arm is there a gain.
+        what = "The gain grows with {}" if v.better == "better" else "It gains ground as {} grows"
+        return f"{what.format(_cost(v))}, {cause}: {factor}; {delta}{_cause(v)}."
     if v.growth == "shrinks":
         return f"It loses ground as {_cost(v)} grows: {factor}; {delta}."
     if v.growth == "constant":
@@ -105,7 +113,7 @@ def _cause(v: Verdict) -> str:
         "both": ("either alone", max(v.delta_gamma_free.p_value, v.delta_e.p_value)),
     }
     what, p = rejected[v.by_what]
-    return f"; {what} is rejected (p = {p:.2g})"
+    return f"; {what} is rejected ({p_text(p)})"
 
 
 def _unadjusted(v: Verdict) -> str:
@@ -148,7 +156,7 @@ def what_would_change(v: Verdict) -> list[str]:
         f"without {one.arm} at {format_flops(one.flops, 2)}: {_words(v, one.better, one.growth)}"
         for one in left[:MAX_NAMED]
     )
-    more = f" and {len(left) - MAX_NAMED} more" if len(left) > MAX_NAMED else ""
+    more = f"; and {len(left) - MAX_NAMED} more" if len(left) > MAX_NAMED else ""
     lines.append(f"leaving out one rung changes it ({each}{more})")
     return lines
 
@@ -164,9 +172,9 @@ def _top_rung(v: Verdict, one: MistuningTolerance) -> list[str]:
     else:
         lines.append(f"no loss up to {MAX_LOSS_PENALTY:.0%} too high at {rung} would change an answer")
     if one.penalty_explaining_growth is not None:
+        what = "the growth" if v.growth == "grows" else "the loss of ground"
         lines.append(
-            f"a loss {one.penalty_explaining_growth:.4f} too high at {rung} would by itself explain the"
-            " growth"
+            f"a loss {one.penalty_explaining_growth:.4f} too high at {rung} would by itself explain {what}"
         )
     return lines
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+from steepen.errors import UsageError
 from steepen.laws.fits.choice import Choice, choose
-from steepen.model.arm import Arm, PassSchedule
+from steepen.model.arm import Arm
+from steepen.model.stages import PassSchedule, Stage
+from steepen.recipe.flops import flops_per_token
 from steepen.studies.answer import Axis, Draft, Panel, Study
 from steepen.studies.cells import Cells, Plan, measure, table
-from steepen.studies.context import Arms, StudyContext, find_growing_arms, find_one_arm
+from steepen.studies.context import Arms, StudyContext, find_growing_arms, find_one_arm, starting_arm
 from steepen.studies.plotting import joined_curves, points
 from steepen.utils.formatting import format_flops
 
@@ -23,15 +27,17 @@ def growth_target(context: StudyContext, *, arms: Arms = ()) -> Study:
 
     At the base size and tokens, each target's growth step is chosen so that all targets spend the same
     compute: a larger target is used for a smaller fraction of the tokens. Fixed passes are run as controls.
+    An arm that grows along another axis starts at 2/target of its size instead.
+
     The best target has the lowest loss on average over budgets; targets that the scatter over budgets cannot
     tell from it tie. A budget without a finished growing run does not count.
     """
     arm = find_one_arm(find_growing_arms(arms or ("loop-grow",), "growth-target"), "growth-target")
     plans, skipped = _plans(context, arm)
-    cells = yield from measure(context, plans)
+    cells = yield from measure(context, plans, branches=True)
     preset, threshold = context.preset, context.preset.grids.chain.threshold
     draft = Draft(warnings=skipped, runs=cells.column("run"))
-    _judge(draft, arm.name, cells.where(kind="grown"), threshold)
+    _judge(draft, arm, cells.where(kind="grown"), threshold)
     draft.values["cells"] = cells.map(lambda cell: cell.plus(fixed=cell["kind"] == "fixed")).dicts(
         "target", "budget", "rho", "fixed", "run", "loss", effective_depth="kl_depth"
     )
@@ -53,6 +59,8 @@ def growth_target(context: StudyContext, *, arms: Arms = ()) -> Study:
         context.sweep_flops_method,
     ]
     question = f"To how many passes should {arm.name} grow from {arm.passes.initial}?"
+    if arm.passes.axes != ("passes",):
+        question = f"From how small a size (2/target) should {arm.name} grow?"
     return draft.answer("growth-target", question, SECTION)
 
 
@@ -60,31 +68,70 @@ def _plans(context: StudyContext, arm: Arm) -> tuple[list[Plan], list[str]]:
     """The runs of every target and budget and the controls, and the targets that cannot spend a budget."""
     preset, grid = context.preset, context.preset.grids.growth_target
     depth, tokens = preset.base_depth, preset.fixed_tokens
-    recipe, first = context.constant_recipe(arm), arm.passes.initial
-    cost = {k: context.flops_per_token(arm, depth, k) for k in {first, 2 * first, *grid.targets}}
-    plans: list[Plan] = []
+    recipe, first = context.constant_recipe(arm), _first(arm)
     skipped: list[str] = []
+    grown: dict[int, Arm] = {}
+    cost: dict[int, tuple[float, float]] = {}  # FLOPs per token before growth and after it
+    for target in sorted({2 * first, *grid.targets}):
+        try:
+            grown[target] = _grown(arm, target)
+            cost[target] = _costs(context, grown[target], depth)
+        except UsageError as error:
+            skipped.append(f"target {target}: {error}")
+    if 2 * first not in cost:
+        raise UsageError(f"growth-target cannot double {arm.name} at depth {depth}: {skipped[0]}")
+    plans: list[Plan] = []
+    start, doubled = cost[2 * first]
     for fraction in sorted(grid.fractions):
-        spent = fraction * (cost[2 * first] - cost[first])  # FLOPs per token that growth adds
-        budget = tokens * (cost[first] + spent)
-        for target in sorted(grid.targets):
-            rho = spent / (cost[target] - cost[first])
-            if rho > 1:
+        spent = fraction * (doubled - start)  # FLOPs per token that growth adds
+        budget = tokens * (start + spent)
+        for target in sorted({*grid.targets} & cost.keys()):
+            before, after = cost[target]
+            rho = (spent + (start - before)) / (after - before) if after > before else math.inf
+            if not 0 < rho <= 1:
                 skipped.append(f"target {target} cannot spend {format_flops(budget)} FLOPs on these tokens")
                 continue
-            run = recipe.at_budget(_grown(arm, target), depth, context.size_rule, tokens=tokens, rho=rho)
+            run = recipe.at_budget(grown[target], depth, context.size_rule, tokens=tokens, rho=rho)
             plans.append((run, {"kind": "grown", "target": target, "budget": budget, "rho": rho}))
+    if not plans:
+        raise UsageError(f"no target of {arm.name} can spend a budget: {'; '.join(skipped)}.")
     limit = MAX_CONTROL * max(values["budget"] for _, values in plans)
-    for passes in sorted({first, *grid.targets}):
-        if cost[passes] * tokens <= limit:
-            run = recipe.at_budget(_fixed(arm, passes), depth, context.size_rule, tokens=tokens)
+    in_passes = arm.passes.axes == ("passes",)
+    for passes in sorted({first, *grid.targets} if in_passes else {first}):
+        fixed = _fixed(arm, passes) if in_passes else starting_arm(arm)
+        if context.flops_per_token(fixed, depth) * tokens <= limit:
+            run = recipe.at_budget(fixed, depth, context.size_rule, tokens=tokens)
             flops = context.sweep_flops(run)
             plans.append((run, {"kind": "fixed", "target": passes, "budget": flops, "rho": 1.0}))
     return plans, skipped
 
 
+def _first(arm: Arm) -> int:
+    """What targets are multiples of: the passes before growth; along other axes 2, as of the paper's arms."""
+    return arm.passes.initial if arm.passes.axes == ("passes",) else 2
+
+
+def _costs(context: StudyContext, arm: Arm, depth: int) -> tuple[float, float]:
+    """FLOPs per token of the first and the last stage, as sweeps count them."""
+    shape, stages = arm.shape(depth, context.size_rule), arm.passes.stages
+    arm.networks(shape, arm.passes)  # raises if this size cannot grow so
+    first, last = (
+        flops_per_token(*arm.at(stage, shape), stage.median_passes).counted(context.preset.sweep_flops)
+        for stage in (stages[0], stages[-1])
+    )
+    return first, last
+
+
 def _grown(arm: Arm, target: int) -> Arm:
-    first = arm.passes.initial
+    """The arm grown to other passes; along another axis it starts smaller, and ends as it is."""
+    first, axes = arm.passes.initial, arm.passes.axes
+    if axes != ("passes",):
+        if len(axes) != 1:
+            raise UsageError(f"growth-target varies one axis, and {arm.name} grows in {' and '.join(axes)}.")
+        stages = Stage((first,), 0.0, **{axes[0]: _first(arm) / target}), Stage((first,), None)
+        return replace(
+            arm, name=f"{arm.name}-by-{target / _first(arm):g}", passes=replace(arm.passes, stages=stages)
+        )
     name = arm.name if (first, target) == (2, 4) and arm.passes.final == 4 else f"{arm.name}-to-{target}"
     return replace(
         arm, name=name, title=f"{arm.title} to {target}", passes=PassSchedule.growing(first, target)
@@ -97,8 +144,10 @@ def _fixed(arm: Arm, passes: int) -> Arm:
     return replace(arm, name=name, title=f"{arm.title}, fixed {passes}", passes=PassSchedule.fixed(passes))
 
 
-def _judge(draft: Draft, name: str, grown: Cells, threshold: float) -> None:
+def _judge(draft: Draft, arm: Arm, grown: Cells, threshold: float) -> None:
     """Add the best target, in words and numbers, and the budgets that do not count."""
+    name, in_passes = arm.name, arm.passes.axes == ("passes",)
+    to, unit = ("growing to ", " passes") if in_passes else (f"growing from {_first(arm)}/", " of the size")
     finished, budgets = grown.having("loss").by("budget"), grown.by("budget")
     draft.warnings += [
         f"every run that grows diverged at {format_flops(budget)} FLOPs: that budget does not count"
@@ -115,9 +164,9 @@ def _judge(draft: Draft, name: str, grown: Cells, threshold: float) -> None:
         count = wins[choice.best]
         where = "every budget" if count == len(budgets) else f"{count} of {len(budgets)} budgets"
         tied = " and ".join(map(str, sorted((choice.best, *choice.ties))))
-        said = f"growing to {choice.best} passes has the lowest loss at {where}"
+        said = f"{to}{choice.best}{unit} has the lowest loss at {where}"
         if not choice.decided:
-            said = f"growing to {tied} passes is a tie; {choice.best} is lowest at {where}"
+            said = f"{to}{tied}{unit} is a tie; {choice.best} is lowest at {where}"
         draft.findings.append(f"{name}: {said}{_margin(choice)}.")
         values = {
             "target": choice.best, "ties": sorted(choice.ties), "behind": dict(sorted(choice.behind.items())),

@@ -8,9 +8,9 @@ import numpy as np
 
 from steepen.laws.fits.drift import AffineLaw, fit_affine
 from steepen.model.arm import Arm
-from steepen.recipe.flops import compute_active_parameters
+from steepen.recipe.flops import relative_costs
 from steepen.recipe.growth_law import GrowthLaw
-from steepen.recipe.recipe_file import RecipeFile
+from steepen.recipe.recipe_choice import RecipeFile
 from steepen.studies.answer import Axis, Draft, Panel, Series, Study, StudyFit
 from steepen.studies.cells import Cells, Plan, measure, plan_grid, table
 from steepen.studies.context import Arms, StudyContext, find_growing_arms
@@ -34,7 +34,8 @@ def growth_timing(context: StudyContext, *, arms: Arms = ()) -> Study:
         return growth_sweep_run(context, arm, depth, context.flops_at_tpp(arm, depth, tpp), rho)
 
     axes = {"depth": grid.depths, "tpp": sorted(grid.tpp), "rho": sorted(grid.rho)}
-    cells = yield from measure(context, plan_grid(plan, arm=chosen, **axes))
+    plans = plan_grid(plan, arm=chosen, **axes)
+    cells = yield from measure(context, plans, branches=True)
     draft = Draft(runs=cells.column("run"))
     every: list[Optimum] = []
     for arm in chosen:
@@ -84,11 +85,15 @@ def _report(draft: Draft, context: StudyContext, arm: Arm, cells: Cells) -> Opti
 
 
 def _at_optimum(context: StudyContext, arm: Arm, one: Optimum) -> Optimum:
-    """With the compute-active expansion E_ρ*/E_2 (and E_4/E_2, of growth from the start) and TPP at ρ*."""
-    shape = arm.shape(one["depth"], context.size_rule)
-    first, last = (compute_active_parameters(arm, shape, k) for k in (arm.passes.initial, arm.passes.final))
-    expansion = 1 + one.x * (last / first - 1)
-    return one.plus(full_expansion=last / first, expansion=expansion, tpp_at_optimum=one["tpp"] / expansion)
+    """With the compute-active expansion E_ρ*/E_2, those of ρ = 0 and ρ = 1, and TPP at ρ*."""
+    first, grown = relative_costs(arm, arm.shape(one["depth"], context.size_rule), arm.passes)
+    expansion = first + one.x * (grown - first)
+    return one.plus(
+        first_expansion=first,
+        full_expansion=grown,
+        expansion=expansion,
+        tpp_at_optimum=one["tpp"] / expansion,
+    )
 
 
 def _sentence(name: str, inside: Optima, law: AffineLaw | None) -> str:
@@ -133,9 +138,10 @@ def _law_panels(name: str, inside: Optima, law: AffineLaw | None) -> list[Panel]
         label, curve = family_curve("depth", depth)
         for y, series in drawn.items():
             series.append(points(label, own.column("tpp"), own.column(y), **curve))
-        if law is not None:
+        first, full = own[0]["first_expansion"], own[0]["full_expansion"]
+        if law is not None and first != full:  # a longer context changes the FLOPs of attention only
             # ρ depends on the split of the blocks, which differs between depths: a line for each.
-            implied = [law.growth_fraction(value, own[0]["full_expansion"]) for value in grid]
+            implied = [law.growth_fraction(value, full, first) for value in grid]
             drawn["x"].append(
                 line(label, grid, implied, role="fit", note="implied by the affine law", **curve)
             )

@@ -92,7 +92,7 @@ def _fixed_anchor(context: StudyContext) -> Work[Draft]:
         return context.run_at_flops(recipe, families.operator_arm(FAMILIES[family], passes), depth, flops), {}
 
     axes = {"depth": grid.anchors, "tpp": sorted(grid.anchor_tpp), "passes": sorted(grid.passes)}
-    cells = yield from measure(context, plan_grid(plan, family=FAMILIES, **axes))
+    cells = yield from measure(context, plan_grid(plan, family=FAMILIES, **axes), branches=True)
     draft = Draft(runs=cells.column("run"))
     for family in FAMILIES:
         optima = find_optima(cells.where(family=family), ("depth", "tpp"), "passes")

@@ -27,6 +27,7 @@ from steepen.launch.cost_estimate import Budget, BudgetReached, remaining_flops
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
+from steepen.runs.trunk import first_steps, share, start_step, waiting
 from steepen.studies.answer import Answer
 from steepen.studies.cells import lead
 from steepen.studies.driver.journal import Journal
@@ -142,6 +143,8 @@ class _BatchRunner:
     retry_diverged: bool
     progress: BatchProgress
     expected_ends: dict[str, float] = field(default_factory=dict)  # of started runs, monotonic clock
+    under_way: dict[str, RunSpec] = field(default_factory=dict[str, RunSpec])  # given to the launcher
+    held_back: bool = False  # whether a run was not given to it because it waits for its trunk
 
     def run(self, specs: Sequence[RunSpec]) -> list[RunRecord | None]:
         """The records of a batch, in the order of its specs."""
@@ -149,7 +152,7 @@ class _BatchRunner:
         # The store is asked first, whatever the journal says: it is what survives a kill of this process.
         results: dict[str, RunRecord | None] = {}
         failed: list[Outcome] = []
-        waiting: list[RunSpec] = []
+        pending: list[RunSpec] = []
         for name, spec in unique.items():
             record = self.store.record(spec)
             known = None if record is not None else self.store.run(spec).failure()
@@ -159,14 +162,19 @@ class _BatchRunner:
             elif known is not None and known[0] == "Diverged" and not self.retry_diverged:
                 self._add_outcome(Outcome(spec, failure=Failure(*known)), results, failed)
             else:
-                waiting.append(spec)
-        self.progress.start_batch(list(unique.values()), waiting, self.launcher.slots)
-        rejected: list[RunSpec] = []
-        if waiting:
-            outcomes = self.launcher.launch(self._admitted(waiting, rejected))
+                pending.append(spec)
+        share(self.store, pending)
+        self.progress.start_batch(list(unique.values()), pending, self.launcher.slots)
+        count, before = len(pending), -1
+        # Again as long as runs were made and others waited for them, as branches do for their trunk.
+        while pending and (before < 0 or (self.held_back and len(pending) < before)):
+            before = len(pending)
+            self.under_way.clear()
+            outcomes = self.launcher.launch(self._admitted(pending))
             # Closing the iterator stops the runs, so close it however this loop ends.
             with contextlib.closing(outcomes):
                 for outcome in outcomes:
+                    self.under_way.pop(outcome.spec.hash, None)
                     self.expected_ends.pop(outcome.spec.hash, None)
                     self._add_outcome(outcome, results, failed)
                     self.progress.run_ended(outcome)
@@ -174,8 +182,8 @@ class _BatchRunner:
         # A failure comes before the budget, as a larger budget would not mend it.
         if failed:
             raise RunsFailed(failed)
-        if rejected:
-            raise self._budget_reached(waiting, rejected)
+        if pending:
+            raise self._budget_reached(count, pending)
         return [results[spec.hash] for spec in specs]
 
     def _add_outcome(
@@ -189,15 +197,20 @@ class _BatchRunner:
         else:
             failed.append(outcome)
 
-    def _admitted(self, waiting: Sequence[RunSpec], rejected: list[RunSpec]) -> Iterator[RunSpec]:
-        """Yield the specs that fit into the budget, in order; append the others to `rejected`."""
-        pending = list(waiting)
-        # A spec that does not fit now may fit later, when runs prove faster than assumed.
-        while (spec := next(filter(self._fits, pending), None)) is not None:
+    def _admitted(self, pending: list[RunSpec]) -> Iterator[RunSpec]:
+        """Take specs from `pending`, in order, that need not wait for a trunk and fit into the budget."""
+        while True:
+            held = {spec.hash for spec in waiting(self.store, [*self.under_way.values(), *pending])}
+            ready = [spec for spec in pending if spec.hash not in held]
+            self.held_back = len(ready) < len(pending)
+            # A spec that does not fit now may fit later, when runs prove faster than assumed.
+            spec = next(filter(self._fits, ready), None)
+            if spec is None:
+                return
             pending.remove(spec)
+            self.under_way[spec.hash] = spec
             self.progress.run_started(spec)
             yield spec
-        rejected += pending
 
     def _fits(self, spec: RunSpec) -> bool:
         """Whether the budget admits a run; if so, count it as spent.
@@ -206,7 +219,7 @@ class _BatchRunner:
         """
         if self.budget is None:
             return True
-        flops, seconds = self._remaining_cost(spec)
+        flops, seconds = self._remaining_cost(spec, start_step(spec, self.store.run(spec)))
         # It starts once fewer than `slots` of the admitted runs are left: at the slots-th latest end.
         ends = sorted(self.expected_ends.values(), reverse=True)
         slots, now = self.launcher.slots, time.monotonic()
@@ -216,16 +229,17 @@ class _BatchRunner:
         self.expected_ends[spec.hash] = start + seconds
         return True
 
-    def _remaining_cost(self, spec: RunSpec) -> tuple[float, float]:
-        """FLOPs and seconds from a run's newest checkpoint to its end."""
-        flops = remaining_flops(spec, self.store.run(spec))
+    def _remaining_cost(self, spec: RunSpec, start: int) -> tuple[float, float]:
+        """FLOPs and seconds of a run from a step to its end."""
+        flops = remaining_flops(spec, start)
         return flops, self.progress.speed().seconds(spec, flops)
 
-    def _budget_reached(self, waiting: Sequence[RunSpec], rejected: Sequence[RunSpec]) -> BudgetReached:
+    def _budget_reached(self, count: int, rejected: Sequence[RunSpec]) -> BudgetReached:
         budget = self.budget
         assert budget is not None
-        costs = [self._remaining_cost(spec) for spec in rejected]
-        made, left = len(waiting) - len(rejected), sum(flops for flops, _ in costs)
+        starts = first_steps(self.store, rejected)
+        costs = [self._remaining_cost(spec, starts[spec.hash]) for spec in rejected]
+        made, left = count - len(rejected), sum(flops for flops, _ in costs)
         were = "run of this batch was" if made == 1 else "runs of this batch were"
         are = "run is" if len(rejected) == 1 else "runs are"
         state = f"{made} {were} made, {len(rejected)} {are} left ({left:.3g} FLOPs)"

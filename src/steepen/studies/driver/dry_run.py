@@ -14,6 +14,7 @@ from steepen.results.dry_run import DryRun, DryRunRow
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import UNKNOWN_DATA, RunSpec, expected_flops
 from steepen.runs.store import RunStore
+from steepen.runs.trunk import first_steps, waiting
 from steepen.runs.varied import varied_settings
 from steepen.studies.answer import Work
 from steepen.studies.cells import lead
@@ -106,18 +107,23 @@ def dry_run(
     batch = found.unfinished | certain
     later = [spec for run, spec in first.items() if run not in batch]
     specs, varied = list(batch.values()), varied_settings(batch.values())
+    starts = first_steps(store, specs)
+    shared = {spec.hash: spec.branch_point for spec in waiting(store, specs)}
+    begun = first_steps(store, later)
+    costs = [remaining_flops(spec, begun[spec.hash]) for spec in later]
     return DryRun(
-        len(found.finished), found.complete, tuple(_row(spec, store, speed, varied) for spec in specs),
-        slots, speed.source(specs), dollars_per_hour, len(later), sum(map(expected_flops, later)),
-        sum(speed.seconds(spec) * speed.gpus(spec) for spec in later),
+        len(found.finished), found.complete,
+        tuple(_row(spec, starts[spec.hash], shared.get(spec.hash, 0), speed, varied) for spec in specs),
+        slots, speed.source(specs), dollars_per_hour, len(later), sum(costs),
+        sum(speed.seconds(spec, flops) * speed.gpus(spec) for spec, flops in zip(later, costs, strict=True)),
         all(spec.data.identity != UNKNOWN_DATA for spec in specs), on_cpu, available,
     )  # fmt: skip
 
 
-def _row(spec: RunSpec, store: RunStore, speed: Speed, varied: dict[str, str]) -> DryRunRow:
-    flops = remaining_flops(spec, store.run(spec))
+def _row(spec: RunSpec, start: int, shared: int, speed: Speed, varied: dict[str, str]) -> DryRunRow:
+    flops = remaining_flops(spec, start)
     saved = checkpoint_bytes(spec.arm, spec.shape, spec.schedule.max_passes, spec.optimizer)
     return DryRunRow(
         spec.hash, spec.arm.name, spec.shape.depth, spec.seed, spec.tokens, flops, speed.seconds(spec, flops),
-        saved, speed.gpus(spec), varied[spec.hash],
+        saved, speed.gpus(spec), varied[spec.hash], expected_flops(spec, stop=shared),
     )  # fmt: skip

@@ -51,6 +51,14 @@ class RequestedRun:
         )
 
 
+class Batch(list[RunSpec]):
+    """Specs that a study yields with a note for its journal: its plan, or why these runs follow."""
+
+    def __init__(self, specs: Sequence[RunSpec], note: dict[str, Any]) -> None:
+        super().__init__(specs)
+        self.note = note
+
+
 @dataclass(frozen=True)
 class JournalEntry:
     """What study.json holds."""
@@ -63,6 +71,7 @@ class JournalEntry:
     status: JournalStatus = "running"  # as written last; `Journal.live_status` knows of a killed driver
     message: str = ""
     answer: Any = None
+    notes: tuple[dict[str, Any], ...] = ()  # of its batches, in order
     began: str = ""
     changed: str = ""
     host: str = field(default_factory=socket.gethostname)
@@ -109,8 +118,8 @@ class Journal:
         return Journal(
             folder,
             replace(
-                entry, runs_directory=str(runs_directory.absolute()), batches=0, status="running", message="",
-                host=socket.gethostname(),
+                entry, runs_directory=str(runs_directory.absolute()), batches=0, notes=(), status="running",
+                message="", host=socket.gethostname(),
             ),
         )  # fmt: skip
 
@@ -150,7 +159,10 @@ class Journal:
         # Runs of an earlier drive stay listed until the answer says which it took: other results, such as a
         # retried run's, may have led the study elsewhere.
         known = {asked.run: asked for asked in self.entry.runs}
-        self._write(runs=tuple((self._requested | known).values()), batches=self.entry.batches + 1)
+        notes = (*self.entry.notes, specs.note) if isinstance(specs, Batch) else self.entry.notes
+        self._write(
+            runs=tuple((self._requested | known).values()), batches=self.entry.batches + 1, notes=notes
+        )
 
     def set_answer(self, value: Any) -> None:
         """Write the answer, and the runs that it took."""

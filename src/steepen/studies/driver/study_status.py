@@ -12,7 +12,9 @@ from steepen.launch.cost_estimate import makespan
 from steepen.runs.row import RunRow
 from steepen.runs.status import CANNOT_TELL, STATUSES
 from steepen.runs.store import RunDirectory, RunStore
+from steepen.runs.trunk import shared_fractions
 from steepen.studies.driver.journal import Journal, RequestedRun
+from steepen.studies.mistuning import Mistuning, mistuned_runs
 from steepen.utils.codec import to_builtins
 from steepen.utils.formatting import format_duration
 
@@ -29,12 +31,14 @@ class StudyStatus:
     counts: dict[str, int]  # runs by status
     flops_done: float
     flops_left: float  # without diverged runs, which are not trained again
+    flops_shared: float  # in neither: of first steps that another run has trained, or will
     seconds_left: float | None  # at the measured speed, with as many runs at a time as there are now
     changed: str
     host: str
     answer: Any
     runs: tuple[RunRow, ...]
     runs_directory: str = ""  # where the runs were looked for
+    mistuned: tuple[Mistuning, ...] = ()  # looked for where one study is asked for
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {status}" for status, count in self.counts.items() if count)
@@ -44,6 +48,14 @@ class StudyStatus:
     def to_dict(self) -> dict[str, Any]:
         """For --json."""
         return to_builtins(self)
+
+
+def with_mistuned(status: StudyStatus) -> StudyStatus:
+    """The status with what looks mistuned among its finished runs, whose metrics are read."""
+    root = Path(status.runs_directory)
+    names = sorted(row.run for row in status.runs if row.status == "finished")
+    finished = [RunDirectory(root / name).record() for name in names]
+    return replace(status, mistuned=mistuned_runs(root, [record for record in finished if record]))
 
 
 def done_fraction(status: StudyStatus) -> float:
@@ -60,6 +72,10 @@ def study_status(journal: Journal, runs_directory: Path | None = None) -> StudyS
     rows = tuple(_row(asked, known.get(asked.run)) for asked in entry.runs)
     counts = Counter(row.status for row in rows)
     fractions = {row.run: _fraction_done(row, store) for row in rows}
+    noted = shared_fractions(store)
+    shared = {row.run: _shared_fraction(row, noted) for row in rows}
+    # What is left of a run begins where the run itself does.
+    begun = {run: max(fraction, shared[run]) for run, fraction in fractions.items()}
     left = [row for row in rows if row.status != "finished" and row.failure_kind != "Diverged"]
     return StudyStatus(
         name=entry.name,
@@ -68,9 +84,10 @@ def study_status(journal: Journal, runs_directory: Path | None = None) -> StudyS
         options=entry.options,
         batches=entry.batches,
         counts={status: counts[status] for status in STATUSES},
-        flops_done=sum(row.flops * fractions[row.run] for row in rows),
-        flops_left=sum(row.flops * (1 - fractions[row.run]) for row in left),
-        seconds_left=_seconds_left(rows, fractions),
+        flops_done=sum(row.flops * (begun[row.run] - shared[row.run]) for row in rows),
+        flops_left=sum(row.flops * (1 - begun[row.run]) for row in left),
+        flops_shared=sum(row.flops * shared[row.run] for row in rows),
+        seconds_left=_seconds_left(rows, begun),
         changed=entry.changed,
         host=entry.host,
         answer=entry.answer,
@@ -92,6 +109,13 @@ def _fraction_done(row: RunRow, store: RunStore) -> float:
         return 1.0
     step = row.step if row.status == "running" else RunDirectory(store.root / row.run).saved_step()
     return min(1.0, max(0, step or 0) / row.steps) if row.steps else 0.0
+
+
+def _shared_fraction(row: RunRow, noted: dict[str, float]) -> float:
+    """Fraction of a run's cost in the steps of its trunk: of its FLOPs by its record, else of its steps."""
+    if row.status == "finished":
+        return 1 - row.more.get("spent_flops", row.flops) / row.flops if row.flops else 0.0
+    return min(1.0, noted.get(row.run, 0.0))
 
 
 def _seconds_left(rows: Iterable[RunRow], fractions: dict[str, float]) -> float | None:

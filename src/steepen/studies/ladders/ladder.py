@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from steepen.errors import SteepenError, UsageError
+from steepen.launch.cost_estimate import Budget
 from steepen.laws.analysis import LadderAnalysis
+from steepen.laws.next_runs import Question
+from steepen.laws.stopping import StoppingRule
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.runs.record import RunRecord
@@ -17,7 +22,7 @@ from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.answer import Draft, Study
 from steepen.studies.cells import lead
 from steepen.studies.context import Arms, StudyContext, find_arms
-from steepen.studies.ladders import ladder_runs
+from steepen.studies.ladders import ladder_runs, until_decided
 from steepen.studies.ladders import verdict_report as report
 from steepen.studies.ladders.ladder_runs import LadderSpec, MeasuredLadder
 from steepen.studies.scores.downstream import ladder_scores
@@ -35,6 +40,10 @@ def ladder(
     noise: float | None = None,
     c0: float | None = None,
     lr_regret: float | None = None,
+    until: Literal["decided"] | None = None,
+    question: Question | None = None,
+    effect: float | None = None,
+    budget: str | None = None,
 ) -> Study:
     """Section "Improving the Exponent of the Scaling Laws" (4.2), with the runtime figure of the appendix.
 
@@ -42,6 +51,9 @@ def ladder(
     each against the reference, as a function of FLOPs and of training seconds. `c0` is the compute at which
     the constants A are quoted; by default that of the reference's run at the depth where recipes are tuned.
     `lr_regret` is the loss that a learning rate off by 2× costs (`regret` of a sweep).
+
+    `until` decided makes batches of runs, tests after each, and stops when the `question` is answered,
+    an `effect` of this size would have shown, or the `budget` is spent (that of the whole ladder by default).
     """
     chosen = find_arms(arms or context.preset.arms)
     base = _reference(context, reference, [arm.name for arm in chosen])
@@ -61,8 +73,21 @@ def ladder(
         noise=noise,
         c0=c0,
         lr_regret=lr_regret,
+        until=_stopping(base, question, effect, budget, until),
     )
     return answer
+
+
+def _stopping(
+    reference: str, question: Question | None, effect: float | None, budget: str | None, until: str | None
+) -> tuple[StoppingRule, Budget] | None:
+    if until is None:
+        if question is not None or effect is not None:
+            raise UsageError("`question` and `effect` are of ladders that run `until` decided.")
+        return None
+    limit = Budget() if budget is None else Budget.parse(budget)
+    most = limit.flops or limit.seconds or math.inf
+    return StoppingRule(reference, question or "grows", effect or 1.1, budget=most), limit
 
 
 def _reference(context: StudyContext, requested: str | None, names: list[str]) -> str:
@@ -85,6 +110,7 @@ def compare_ladders(
     c0: float | None = None,
     lr_regret: float | None = None,
     by_time: bool = True,
+    until: tuple[StoppingRule, Budget] | None = None,
 ) -> Study:
     """Run some ladders and judge them against one of them. Shared by several studies."""
     possible, warnings = ladder_runs.ladders_with_enough_rungs(context, ladders, reference)
@@ -92,15 +118,30 @@ def compare_ladders(
     if unused:
         warnings.append(f"a recipe was given for {', '.join(unused)}, which this study does not measure")
     borrowed = _borrowed_recipes(context, possible)
-    measured: list[MeasuredLadder] = yield from ladder_runs.run_ladders(context, possible, seeds)
+    stopping, level = None, None
     draft = Draft(warnings=warnings)
+    if until is None:
+        measured: list[MeasuredLadder] = yield from ladder_runs.run_ladders(context, possible, seeds)
+    else:
+        rule, limit = until
+        every = seeds or context.preset.seeds
+        fixed = until_decided.fixed_cost(context, possible, every)
+        if limit.seconds is None and limit.flops is None:
+            rule = replace(rule, budget=fixed)
+        measured, stopping = yield from until_decided.run_until_decided(context, possible, rule, every, limit)
+        level = stopping.level
+        draft.findings += until_decided.stopping_findings(
+            stopping, sum(record.flops for one in measured for record in one.records) / fixed
+        )
+        draft.tables.append(until_decided.looks_table(stopping))
+        draft.values["looks"] = [look.to_dict() for look in stopping.looks]
     if borrowed:
         draft.cautions.append(_borrowed_caution(context, possible, borrowed, cost=study == "ladder"))
     # Constants A compare at a compute that the ladders span; elsewhere a difference of exponents is in them.
     # By default it is that of the reference's run at the depth at which its recipe was tuned.
     base = next(ladder for ladder in possible if ladder.label == reference)
     at = c0 or base.expected_flops(context, base.recipe.base_depth)
-    known: dict[str, Any] = {"noise": noise, "lr_regret": lr_regret}
+    known: dict[str, Any] = {"noise": noise, "lr_regret": lr_regret, "level": level}
     analysis = ladder_runs.judge_ladders(context, measured, reference, c0=at, **known)
     _add_analysis(draft, analysis, measured)
     if by_time:
@@ -128,6 +169,11 @@ def compare_ladders(
         "One irreducible loss E and every ladder's A and γ are fitted jointly by least squares; the "
         "paper's method (E from the reference by Huber loss, then straight lines) is beside it.",
     ]
+    if stopping is not None:
+        draft.method.append(
+            f"Runs were made until the question ({stopping.rule.question}) was decided. Words and intervals "
+            f"are at level {stopping.level:.2g}, that of the last look, so that stopping is accounted for."
+        )
     draft.runs += [record.run for record in records]
     return draft.answer(study, question, section)
 

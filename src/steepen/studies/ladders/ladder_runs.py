@@ -14,7 +14,6 @@ from steepen.errors import UsageError
 from steepen.evaluation.scored_runs import ScoreSeries, scored_run
 from steepen.laws.analysis import AnalysisRequest, LadderAnalysis, analyse
 from steepen.laws.ladder import Ladder, group_rungs, read_ladders
-from steepen.laws.table import MIN_ARM_RUNGS, MIN_REFERENCE_RUNGS, table_from
 from steepen.model.arm import Arm
 from steepen.optim.config import OptimizerConfig
 from steepen.recipe.flops import mean_flops_per_token
@@ -23,6 +22,7 @@ from steepen.runs.record import RunRecord
 from steepen.studies.answer import Work
 from steepen.studies.cells import Plan, measure
 from steepen.studies.context import StudyContext, require_all_finished
+from steepen.tables.table import MIN_ARM_RUNGS, MIN_REFERENCE_RUNGS, table_from
 from steepen.utils.rows import Rows
 
 Measure = Literal["flops", "seconds"]  # what ladders are compared by
@@ -143,12 +143,12 @@ def run_ladders(
 def to_ladders(measured: Sequence[MeasuredLadder], by: Measure = "flops") -> dict[str, Ladder]:
     """Measured ladders as `laws.ladder.Ladder`, by label."""
     rows = [
-        (one.spec.label, cost, record.validation_loss, record.spec.seed)
+        (one.spec.label, cost, record.validation_loss, record.spec.seed, record.trunk or record.run)
         for one in measured
         for cost, records in zip(one.costs(by), one.runs.values(), strict=True)
         for record in records
     ]
-    columns = dict(zip(["arm", "flops", "loss", "seed"], zip(*rows, strict=True), strict=True))
+    columns = dict(zip(["arm", "flops", "loss", "seed", "trunk"], zip(*rows, strict=True), strict=True))
     ladders = read_ladders(table_from(columns, "the study's runs"))
     unit = "FLOPs" if by == "flops" else by
     return {
@@ -206,15 +206,17 @@ def judge_ladders(
     noise: float | None = None,
     c0: float | None = None,
     lr_regret: float | None = None,
+    level: float | None = None,
 ) -> LadderAnalysis:
     """Fit and judge ladders by the context's methods; by the joint one alone where the paper's fails.
 
-    `c0` is in FLOPs, so it is not used for ladders by seconds.
+    `c0` is in FLOPs, so it is not used for ladders by seconds. `level` is that of each arm's tests, where it
+    is shared out already.
     """
     ladders = to_ladders(measured, by)
     unit = "FLOPs" if by == "flops" else by
     request = AnalysisRequest(
         reference=reference, noise=noise, unit=unit, c0=c0 if by == "flops" else None, lr_regret=lr_regret,
-        method=context.law_method, draws=context.draws or DRAWS,
+        method=context.law_method, draws=context.draws or DRAWS, level=level or 0.05, adjust=level is None,
     )  # fmt: skip
     return analyse(ladders, request, hold_out)

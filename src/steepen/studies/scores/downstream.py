@@ -24,6 +24,7 @@ from steepen.studies.scores import score_forecasts, score_ladders, score_residua
 from steepen.studies.scores.score_forecasts import Scope
 from steepen.studies.scores.score_ladders import ANSWER_NLL, CORE22, LOSS, METRICS, MetricKind, MultiplierRow
 from steepen.utils.formatting import format_flops
+from steepen.utils.rows import grouped
 
 SECTION = "Appendix C, Corpus Transfer and Downstream Evaluation"
 FORECASTS = "Forecasts beyond the ladders"
@@ -325,9 +326,7 @@ def _ratio_sentences(core: Forecast, base: str) -> list[str]:
 
 def _corpora(draft: Draft, series: Sequence[ScoreSeries], base: str, scope: Scope) -> None:
     """Add gains within each corpus, and arms that several corpora have, corpus against corpus."""
-    by_arm: dict[str, list[ScoreSeries]] = {}
-    for one in series:
-        by_arm.setdefault(one.arm, []).append(one)
+    by_arm = grouped(series, lambda one: one.arm)
     shared = {arm: own for arm, own in by_arm.items() if len({one.corpus for one in own}) > 1}
     draft.panels += _gain_panels(series, base, shared)
     scope = Scope(scope.farthest)

@@ -11,12 +11,12 @@ import numpy as np
 
 from steepen.evaluation.forecast import Forecast, Held
 from steepen.evaluation.scored_runs import Score, ScoreSeries
-from steepen.laws.arrays import Array
 from steepen.laws.fits.compute_law import ArmLaw
 from steepen.studies.answer import Axis, Panel, Series, Table
 from steepen.studies.cells import table
 from steepen.studies.plotting import line, points
 from steepen.studies.scores.score_ladders import COMPUTE, MetricKind, score_curves
+from steepen.utils.arrays import Array
 
 SIGMOIDS = "From task NLL to accuracy, and from 17 tasks to CORE"
 CURVE_POINTS = 80

@@ -10,13 +10,13 @@ import numpy as np
 
 from steepen.evaluation.core.suite import CATEGORIES, CORE17
 from steepen.evaluation.scored_runs import ScoredRun, ScoreSeries
-from steepen.laws.arrays import Array
 from steepen.laws.fits.matched_metric import LossLine, TaskResidual, fit_loss_line, task_residuals
 from steepen.results.panel import Lines
 from steepen.studies.answer import Axis, Panel, Series, Table
 from steepen.studies.cells import table
 from steepen.studies.plotting import line
 from steepen.studies.scores.score_ladders import score_curves
+from steepen.utils.arrays import Array
 from steepen.utils.rows import Rows
 
 NLL_GROUP, TASK_GROUP = "Answer NLL against validation loss", "Task NLL about the reference's line"

@@ -9,7 +9,7 @@ from steepen.laws.fits.isoflop import IsoflopFit, rounded_mean
 from steepen.model.arm import Arm
 from steepen.recipe.hyperparameters import with_paper_code
 from steepen.recipe.recipe import Recipe
-from steepen.recipe.recipe_file import RecipeFile
+from steepen.recipe.recipe_choice import RecipeFile
 from steepen.studies.answer import Answer, Draft, Study, Table, Work
 from steepen.studies.context import Arms, StudyContext, find_one_arm, starting_arm
 from steepen.studies.stages.chain_tuning import chain_answer, tune_arms

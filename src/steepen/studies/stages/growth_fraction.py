@@ -34,7 +34,8 @@ def growth_fraction(context: StudyContext, *, arms: Arms = ()) -> Study:
         run, realized = growth_sweep_run(context, arm, depth, flops, rho)
         return run, {"budget": flops, **realized}
 
-    cells = yield from measure(context, plan_grid(plan, arm=chosen, depth=grid.depths, rho=sorted(grid.rho)))
+    plans = plan_grid(plan, arm=chosen, depth=grid.depths, rho=sorted(grid.rho))
+    cells = yield from measure(context, plans, branches=True)
     draft = Draft(runs=cells.column("run"))
     rows = [_report(draft, arm.name, cells.where(arm=arm.name)) for arm in chosen]
     caption = "Empty where an anchor's optimum lies outside the sweep."

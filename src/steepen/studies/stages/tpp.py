@@ -7,14 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from steepen.laws.fits.isoflop import IsoflopFit, fit_isoflop
+from steepen.laws.fits.isoflop import IsoflopFit
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.studies import plotting as plot
 from steepen.studies.answer import Axis, Draft, Panel, Series, Study, StudyFit, Table
 from steepen.studies.cells import Cells, Plan, measure, plan_grid, table
 from steepen.studies.context import Arms, StudyContext, find_arms, starting_arm
-from steepen.studies.sweeps import error_of_mean, law_values, mean_with_error, vertices_of
+from steepen.studies.sweeps import (
+    error_of_mean,
+    fit_token_sweeps,
+    law_values,
+    mean_with_error,
+    vertices_of,
+)
 from steepen.utils.formatting import format_flops
 
 SECTION = "Appendix A.4.2, Stage 2: Fit the Optimal Tokens per Parameter"
@@ -56,14 +62,14 @@ def tpp(context: StudyContext, *, arms: Arms = ()) -> Study:
         return run, {"budget": budget, "tpp": tpp, "active_tpp": 6 * float(run.tokens) ** 2 / flops}
 
     plans = plan_grid(plan, arm=chosen, anchor=grid.budgets, offset=sorted(grid.offsets))
-    cells = yield from measure(context, plans)
+    cells = yield from measure(context, plans, branches=True)
     draft, swept = Draft(runs=cells.column("run")), list[TokenSweeps]()
     for arm in chosen:
         own = cells.where(arm=arm.name)
         finished = own.having("loss")
         if lost := len(own) - len(finished):
             draft.warnings.append(f"{arm.name}: {lost} runs diverged and are left out")
-        fit = fit_isoflop(*(finished.array(name) for name in ("budget", "tpp", "loss")))
+        fit = fit_token_sweeps(finished, "tpp")
         draft.warnings += [f"{arm.name}: {warning}" for warning in fit.warnings]
         draft.findings.append(_sentence(arm.name, fit))
         draft.values[arm.name] = {**fit.to_dict(), "tpp": fit.rounded}
@@ -161,7 +167,7 @@ def _token_panel(start: TokenSweeps, grown: TokenSweeps) -> Panel:
         (grown, {"role": "measured", "note": "with growth", "filled": True}),
     )
     for one, look in looks:
-        fit = fit_isoflop(*(one.cells.array(name) for name in ("budget", "active_tpp", "loss")))
+        fit = fit_token_sweeps(one.cells, "active_tpp")
         for budget, vertex in vertices_of(fit, one.cells, "budget").items():
             label, curve = plot.family_curve("budget", budget)
             own = one.cells.where(budget=budget)

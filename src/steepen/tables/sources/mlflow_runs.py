@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from steepen.errors import UsageError, nearest
-from steepen.laws.sources.tracked_runs import Points, TrackedRun, import_tracker
+from steepen.tables.sources.tracked_runs import Points, TrackedRun, import_tracker
 
 PAGE = 1000  # runs that MLflow gives at once
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from steepen.errors import UsageError
-from steepen.laws.sources.tracked_runs import TrackedRun, flat, import_tracker
+from steepen.tables.sources.tracked_runs import TrackedRun, flat, import_tracker
 from steepen.utils.files import read_text
 
 SETTINGS = ("hparams.yaml", "config.yaml")  # beside the event files, as Lightning and others write them

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from steepen.errors import UsageError, shorten
-from steepen.laws.arrays import Array
-from steepen.laws.units import NO_VALUE, read_number, split_unit
+from steepen.tables.units import NO_VALUE, read_number, split_unit
+from steepen.utils.arrays import Array
 from steepen.utils.expression import number_of, parse_condition
 from steepen.utils.formatting import FLOPS, CostAxis, printable
 
 if TYPE_CHECKING:
-    from steepen.laws.clean_table import Cleaning, Problem
+    from steepen.tables.clean_table import Cleaning, Problem
 
 MIN_REFERENCE_RUNGS = 4
 MIN_ARM_RUNGS = 3
@@ -129,6 +129,13 @@ class Table:
         if not self.has("seed"):
             return [""] * len(self)
         return ["" if cell is None else str(cell) for cell in self.cells("seed")]
+
+    def training_runs(self) -> list[str] | None:
+        """Names of what rows may share: the `trunk` (common first steps), else the `run`; None without."""
+        for column in ("trunk", "run"):
+            if self.has(column, aliases=False):
+                return self.names(column)
+        return None
 
     def require_unique_rows(self, keys: Sequence[tuple[Any, ...]], what: str) -> None:
         """Raise UsageError for rows with the same key and seed: a duplicated run would count twice."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from steepen.errors import SteepenError, UsageError
-from steepen.laws.table import Table, table_from
+from steepen.tables.table import Table, table_from
 
 TRACKERS = (
     "runs of a tracker (wandb:ENTITY/PROJECT, mlflow:EXPERIMENT, trackio:PROJECT, or a folder of W&B, MLflow "
@@ -154,7 +154,7 @@ def import_tracker(module: str, package: str, source: str) -> Any:
 
 def _read_runs(source: str) -> list[TrackedRun] | None:
     """The runs of a tracker by prefix, or by what a folder or file holds; None if it is no tracker's."""
-    from steepen.laws.sources import mlflow_runs, tensorboard_runs, trackio_runs, wandb_runs
+    from steepen.tables.sources import mlflow_runs, tensorboard_runs, trackio_runs, wandb_runs
 
     readers = {
         "wandb": wandb_runs.read_project,

@@ -15,9 +15,9 @@ from typing import Any, Literal
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.arrays import Array, Mask
-from steepen.laws.table import MIN_ARM_RUNGS, NOT_USED, Table, accepted_names, normalized, wrong_number
-from steepen.laws.units import PF_DAY, read_number
+from steepen.tables.table import MIN_ARM_RUNGS, NOT_USED, Table, accepted_names, normalized, wrong_number
+from steepen.tables.units import PF_DAY, read_number
+from steepen.utils.arrays import Array, Mask
 from steepen.utils.formatting import cost_axis, format_flops
 
 Severity = Literal["error", "warning", "note"]
@@ -57,6 +57,14 @@ class Problem:
     def sentence(self) -> str:
         """Place, what it is, and what was done."""
         return (f"{self.place}: " if self.lines else "") + f"{self.what}; {self.done}"
+
+
+def merged(problems: Sequence[Problem]) -> list[Problem]:
+    """The problems, those of several parts of a table that differ in their lines only as one."""
+    lines: dict[Problem, set[int]] = {}
+    for one in problems:
+        lines.setdefault(replace(one, lines=()), set()).update(one.lines)
+    return [replace(one, lines=tuple(sorted(own))) for one, own in lines.items()]
 
 
 def worst_first(problems: Sequence[Problem]) -> tuple[Problem, ...]:
@@ -244,19 +252,19 @@ class _Work:
         ratio = flops / estimate
         known = np.isfinite(ratio)
         arms = np.array(_arm_names(self.source) or [""] * len(ratio))
+        in_days = list[str]()
         for arm in dict.fromkeys(arms[known].tolist()):
             own = known & (arms == arm)
             typical = float(np.median(ratio[own]))
             whose = f" of {arm!r}" if arm else ""
-            if not 1 / CONTRADICTION <= typical <= CONTRADICTION:
-                days = abs(math.log(typical * PF_DAY)) < math.log(CONTRADICTION)
+            if abs(math.log(typical * PF_DAY)) < math.log(CONTRADICTION):
+                in_days.append(arm)
+            elif not 1 / CONTRADICTION <= typical <= CONTRADICTION:
                 self.add(
-                    "error" if days else "warning",
+                    "warning",
                     f"FLOPs{whose} are {typical:.2g} times 6·N·D in the median row",
-                    f"they are in PF-days: write `columns` flops=… under a name with pf_days,"
-                    f" or multiply by {PF_DAY:g}" if days else
                     "used as they are: right for loops or long contexts, else check the unit",
-                )  # fmt: skip
+                )
             apart = own & (np.abs(np.log(ratio / typical)) > math.log(CONTRADICTION))
             for row in np.flatnonzero(apart).tolist():
                 days = abs(math.log(ratio[row] / typical * PF_DAY)) < math.log(CONTRADICTION)
@@ -267,6 +275,12 @@ class _Work:
                     "correct the row, or take 6·N·D for all rows with `flops` 6nd",
                     [row],
                 )
+        if in_days:
+            whose = f" of {', '.join(map(repr, in_days))}" if len(in_days) < len(set(arms.tolist())) else ""
+            self.add(
+                "error", f"FLOPs{whose} are {1 / PF_DAY:.2g} times 6·N·D, so they are PF-days",
+                f"rename the column to pf_days, or multiply it by {PF_DAY:g}",
+            )  # fmt: skip
 
     def name_arms(self) -> None:
         """Take the arm column; spellings that differ in capitals and spaces are one arm."""

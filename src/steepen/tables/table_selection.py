@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from steepen.errors import UsageError, nearest
-from steepen.laws.arrays import Array, Mask
-from steepen.laws.clean_table import clean
-from steepen.laws.read_table import read_table
-from steepen.laws.table import Table
+from steepen.tables.clean_table import clean
+from steepen.tables.read_table import read_table
+from steepen.tables.table import Table
+from steepen.utils.arrays import Array, Mask
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from steepen.laws.sources.tracked_runs import Points, TrackedRun, by_metric, flat, import_tracker
+from steepen.tables.sources.tracked_runs import Points, TrackedRun, by_metric, flat, import_tracker
 from steepen.utils.files import open_regular
 
 BLOCK = 32768  # bytes: a run's file is a log of LevelDB's format, after a header of 7 bytes

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from steepen.errors import UsageError
-from steepen.laws.paper_ladders import PREFIX, paper_ladders
-from steepen.laws.sources.tracked_runs import TRACKERS, tracked_table
-from steepen.laws.table import Table
+from steepen.tables.paper_ladders import PREFIX, paper_ladders
+from steepen.tables.sources.tracked_runs import TRACKERS, tracked_table
+from steepen.tables.table import Table
 
 DELIMITERS = (",", ";", "\t", "|")
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")

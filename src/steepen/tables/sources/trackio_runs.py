@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 
-from steepen.laws.sources.tracked_runs import TrackedRun, by_metric, flat, import_tracker
+from steepen.tables.sources.tracked_runs import TrackedRun, by_metric, flat, import_tracker
 
 
 def read_project(place: str) -> list[TrackedRun]:

@@ -1,0 +1,138 @@
+"""Put ladders together from runs at several rates, and count the planted errors that are found in them.
+
+    python benchmarks/mistuned_ladders.py                                  # simulated ladders, seconds
+    python benchmarks/mistuned_ladders.py --runs runs/mistuned             # trained, two CPU cores
+    python benchmarks/mistuned_ladders.py --runs runs/mistuned --preset mini --data data/fineweb   # a GPU
+
+With `--runs` an arm's rungs are trained at 1/2 to 2 times its rate with several seeds (finished runs are used
+again). Ladders are drawn from them, a seed for each rung: all at the recipe's rate (false alarms), one rung
+at twice or half of it, and a rate that drifts from half to twice, or back, along the ladder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from steepen.launch.base import LaunchContext, make_launcher
+from steepen.model.arms import find_arm
+from steepen.runs.record import RunRecord
+from steepen.runs.spec import RunSpec
+from steepen.runs.store import RunStore
+from steepen.studies.context import StudyContext, open_data
+from steepen.studies.driver.drive import drive
+from steepen.studies.mistuning import RunTrace, find_mistuned, read_trace
+from steepen.studies.preset import load_preset
+
+MULTIPLES = (0.5, math.sqrt(0.5), 1.0, math.sqrt(2), 2.0)
+DRAWS = 200  # ladders of each kind
+Traces = dict[tuple[int, float, int], RunTrace]  # by depth, multiple and seed
+
+
+def score(traces: Traces, rng: np.random.Generator) -> None:
+    """Print how often errors are found, and how often there is an alarm without one."""
+    depths = sorted({depth for depth, _, _ in traces})
+    known: dict[tuple[int, float], list[RunTrace]] = {}
+    for (depth, multiple, _), trace in traces.items():
+        known.setdefault((depth, multiple), []).append(trace)
+
+    def draw(multiples: Sequence[float], name: str = "drawn") -> list[RunTrace]:
+        choices = [known[at] for at in zip(depths, multiples, strict=True)]
+        own = [seeds[int(rng.integers(len(seeds)))] for seeds in choices]
+        return [replace(trace, ladder=name, setting=f"{name} {trace.depth}", seed=0) for trace in own]
+
+    right = [1.0] * len(depths)
+    drift = [2 ** (2 * i / (len(depths) - 1) - 1) for i in range(len(depths))]
+    drift = [min(MULTIPLES, key=lambda one, at=at: abs(math.log(one / at))) for at in drift]
+
+    def share(kinds: Sequence[float], depth: int | None, *, beside: bool) -> float:
+        hits = 0
+        for _ in range(DRAWS):
+            ladder = draw(kinds) + (draw(right, "other") if beside else [])
+            found = [one for one in find_mistuned(ladder) if one.ladder == "drawn"]
+            hits += any(depth is None or one.depth == depth for one in found)
+        return hits / DRAWS
+
+    for beside in (False, True):
+        print("beside a ladder at the recipe's rate:" if beside else "alone:")
+        print(f"  alarms without an error   {share(right, None, beside=beside):.1%}")
+        for multiple in (0.5, 2.0):
+            each = []
+            for i, depth in enumerate(depths):
+                planted = [*right[:i], multiple, *right[i + 1 :]]
+                each.append(share(planted, depth, beside=beside))
+            words = ", ".join(f"d{depth} {one:.0%}" for depth, one in zip(depths, each, strict=True))
+            print(f"  one rung at {multiple:g} times       {np.mean(each):.1%} ({words})")
+        print(f"  drift up                  {share(drift, None, beside=beside):.1%}")
+        print(f"  drift down                {share(drift[::-1], None, beside=beside):.1%}")
+
+
+def simulate(rng: np.random.Generator, rungs: int = 7, seeds: int = 40) -> Traces:
+    """Runs whose numbers follow what was measured at `tiny` (docs/log.md), with independent noise."""
+    noise = np.array([0.004, 0.006, 0.05])
+    found: Traces = {}
+    for i in range(rungs):
+        for multiple in MULTIPLES:
+            wrong = math.log2(multiple)
+            for seed in range(seeds):
+                loss = 1.5 - 0.06 * i + (0.035 if wrong < 0 else 0.008) * wrong**2
+                numbers = (loss, 0.12 - 0.03 * wrong, 0.5 - 0.2 * i + 0.5 * max(0.0, wrong) ** 2)
+                a, b, c = (np.array(numbers) + noise * rng.standard_normal(3)).tolist()
+                found[i + 2, multiple, seed] = RunTrace(
+                    "run", "arm", "arm", i + 2, seed, 1e10 * 2.5**i, multiple, "", a, b, c, 0.0, None
+                )
+    return found
+
+
+def study(specs: Sequence[RunSpec]) -> Generator[Sequence[RunSpec], list[RunRecord], list[RunRecord]]:
+    """A study of one batch."""
+    return (yield specs)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=Path, default=None)
+    parser.add_argument("--preset", default="tiny")
+    parser.add_argument("--data", type=Path, default=None)
+    parser.add_argument("--arm", default="vanilla")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=None)
+    chosen = parser.parse_args()
+    rng = np.random.default_rng(0)
+    if chosen.runs is None:
+        score(simulate(rng), rng)
+        return 0
+    preset, arm = load_preset(chosen.preset), find_arm(chosen.arm)
+    path, facts = open_data(preset, chosen.data, chosen.runs, False, (chosen.runs / "studies", "mistuned"))
+    context, store = StudyContext(preset, facts), RunStore(chosen.runs)
+    recipe = context.recipe(arm)
+    specs: dict[tuple[int, float, int], RunSpec] = {}
+    for seed in range(chosen.seeds):
+        for depth in preset.depths(arm):
+            for multiple in MULTIPLES:
+                run = recipe.at(arm, depth, context.size_rule)
+                rate = run.hyperparameters.learning_rate * multiple
+                run = replace(run, hyperparameters=replace(run.hyperparameters, learning_rate=rate))
+                specs[depth, multiple, seed] = context.spec(run, seed=seed)
+    launcher = make_launcher("local", LaunchContext(path, store), chosen.jobs)
+    drive(study(list(specs.values())), store, launcher)
+    traces: Traces = {}
+    for key, spec in specs.items():
+        record = store.record(spec)
+        trace = None if record is None else read_trace(store.run(spec), record)
+        if trace is not None:
+            traces[key] = trace
+    for (depth, multiple, seed), trace in traces.items():
+        print(f"d{depth} ×{multiple:.3g} seed {seed}: " + " ".join(f"{one:+.4f}" for one in trace.numbers))
+    score(traces, rng)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,269 @@
+"""The stages of training: what grows, and when.
+
+A stage says at which fraction of the tokens it begins and how large the network is from then on, along every
+axis: core passes, blocks, width and context. What it does not say has the size of the arm, which is that of
+the last stage unless it says otherwise. `growth` makes the larger network; a stage costs what a run of its
+network would cost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any, Literal, get_args
+
+from steepen.errors import UsageError, require, show
+from steepen.model.shape import MAX_BLOCKS, Shape
+
+MAX_PASSES = 10_000  # of the core
+NewBlocks = Literal["identity", "copy"]
+BlockOrder = Literal["stacked", "interleaved"]
+NewWidth = Literal["copy", "zero"]
+AXES = ("passes", "blocks", "width", "context")
+# What a schedule says besides its stages, and how an arm is given it: vanilla+blocks=1-all+new_blocks=copy.
+CHOICES = {
+    "new_blocks": get_args(NewBlocks),
+    "block_order": get_args(BlockOrder),
+    "new_width": get_args(NewWidth),
+}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of training: its size along every axis, None being the arm's own.
+
+    `passes` holds one count, or several from which one is drawn uniformly at every optimizer step.
+    `start` is the fraction of tokens at which the stage begins; None leaves it to the recipe (1 − ρ).
+    """
+
+    passes: tuple[int, ...]
+    start: float | None = 0.0
+    blocks: float | None = None  # how many, if a whole number; below 1 a fraction of the arm's
+    width: float | None = None  # fraction of the arm's, with as wide heads
+    context: float | None = None  # fraction of the arm's; a batch has the same tokens, in shorter rows
+
+    def __post_init__(self) -> None:
+        valid = bool(self.passes) and all(isinstance(k, int) and 1 <= k <= MAX_PASSES for k in self.passes)
+        require(valid, "Stage", "passes", self.passes, f"one or more whole numbers from 1 to {MAX_PASSES:,}")
+        inside = self.start is None or 0.0 <= self.start < 1.0
+        require(
+            inside, "Stage", "start", self.start, "a fraction of tokens in [0, 1), or None for the recipe's"
+        )
+        blocks = 0 if self.blocks is None else self.blocks
+        good = 0 <= blocks < 1 or (blocks == int(blocks) and blocks <= MAX_BLOCKS)
+        require(good, "Stage", "blocks", self.blocks, "a whole number, or a fraction of the arm's below 1")
+        for name in ("width", "context"):
+            value = getattr(self, name)
+            good = value is None or 0 < value <= 1
+            require(good, "Stage", name, value, "a fraction of the arm's, in (0, 1]")
+            if value == 1:  # one way to say that it is the arm's
+                object.__setattr__(self, name, None)
+
+    @property
+    def max_passes(self) -> int:
+        """Largest number of passes this stage can draw."""
+        return max(self.passes)
+
+    @property
+    def median_passes(self) -> int:
+        """Number of passes a network of this stage is evaluated at."""
+        return sorted(self.passes)[len(self.passes) // 2]
+
+    def shape(self, full: Shape) -> Shape:
+        """The shape of this stage's network, of an arm with this shape."""
+        allocation, heads = full.allocation, full.heads
+        if self.blocks is not None:
+            share = self.blocks * allocation.blocks
+            number = int(self.blocks) if self.blocks == int(self.blocks) else max(1, round(share))
+            allocation = allocation.reduced_to(number)
+        if self.width is not None:
+            heads = _whole(self.width * heads, f"width {self.width:g} of {heads} heads")
+        parts = 1 if self.context is None else _whole(1 / self.context, f"context {self.context:g}, as 1/n")
+        if full.context % parts:
+            raise UsageError(f"a context of {full.context:,} cannot be divided into {parts} equal parts.")
+        return replace(
+            full,
+            allocation=allocation,
+            heads=heads,
+            width=heads * full.head_dim,
+            mlp_width=-(-full.mlp_width * heads // full.heads),
+            context=full.context // parts,
+        )
+
+
+def _whole(value: float, words: str) -> int:
+    """The whole number that a value is but for rounding."""
+    number = round(value)
+    if number < 1 or not math.isclose(value, number, rel_tol=1e-6):
+        raise UsageError(f"{words} is {value:.4g}, which is not a whole number: choose another fraction.")
+    return number
+
+
+@dataclass(frozen=True)
+class PassSchedule:
+    """The stages of a run. Growth along any axis and random recurrence are schedules."""
+
+    stages: tuple[Stage, ...] = (Stage((1,)),)
+    # New blocks are as at initialization, so that they change nothing, or copies of old ones; they come after
+    # those of their section, or between them.
+    new_blocks: NewBlocks = "identity"
+    block_order: BlockOrder = "stacked"
+    # Wider layers repeat their units and divide what these pass on, or have new units that pass on nothing.
+    new_width: NewWidth = "copy"
+
+    def __post_init__(self) -> None:
+        require(bool(self.stages), "PassSchedule", "stages", self.stages, "at least one stage")
+        require(
+            self.stages[0].start == 0.0,
+            "PassSchedule",
+            "stages",
+            self.stages,
+            "a sequence whose first stage starts at 0",
+        )
+        starts = [stage.start for stage in self.stages[1:]]
+        require(
+            starts.count(None) in (0, len(starts)),
+            "PassSchedule",
+            "stages",
+            self.stages,
+            "a sequence with every start given, or none after the first",
+        )
+        known = [0.0, *[start for start in starts if start is not None]]
+        require(known == sorted(set(known)), "PassSchedule", "stages", self.stages, "sorted by start")
+        for name, choices in CHOICES.items():
+            value = getattr(self, name)
+            require(value in choices, "PassSchedule", name, value, " or ".join(choices))
+
+    @staticmethod
+    def fixed(passes: int) -> PassSchedule:
+        """The same number of passes throughout."""
+        return PassSchedule((Stage((passes,)),))
+
+    @staticmethod
+    def growing(first: int, *then: int, start: float | None = None) -> PassSchedule:
+        """Start with `first` passes; after growth use `then`, drawn uniformly at every step if several."""
+        return PassSchedule((Stage((first,)), Stage(then, start)))
+
+    @staticmethod
+    def staged(*steps: tuple[float, int]) -> PassSchedule:
+        """Pass counts by the fraction of tokens at which each begins: staged((0, 2), (0.5, 4), (0.8, 6))."""
+        return PassSchedule(tuple(Stage((passes,), float(start)) for start, passes in steps))
+
+    @property
+    def grows(self) -> bool:
+        """Whether anything changes between stages."""
+        return len(self.stages) > 1
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """What changes between stages."""
+        return tuple(axis for axis in AXES if len({getattr(stage, axis) for stage in self.stages}) > 1)
+
+    @property
+    def initial(self) -> int:
+        """Passes the network is built with."""
+        return self.stages[0].max_passes
+
+    @property
+    def final(self) -> int:
+        """Passes a finished network is evaluated at: the last stage's median."""
+        return self.stages[-1].median_passes
+
+    @property
+    def max_passes(self) -> int:
+        """The largest count of all stages."""
+        return max(stage.max_passes for stage in self.stages)
+
+    @property
+    def without_growth(self) -> PassSchedule:
+        """The first stage's passes throughout, at the arm's own size: what budgets and recipes refer to."""
+        return PassSchedule((Stage(self.stages[0].passes),))
+
+    def resolve(self, rho: float | None) -> PassSchedule:
+        """Fill in starts left to the recipe: from 1 − ρ on at equal distances, ρ the tokens after growth."""
+        if all(stage.start is not None for stage in self.stages):
+            return self
+        if rho is None or not 0.0 < rho <= 1.0:
+            raise UsageError(
+                f"rho = {rho!r} is not valid: a growing schedule needs a fraction of tokens in (0, 1]."
+            )
+        first, *later = self.stages
+        # 1 − 0.18 is 0.82, without an error in the last binary digit
+        starts = [round(1.0 - rho + rho * index / len(later), 12) for index in range(len(later))]
+        grown = tuple(replace(stage, start=start) for stage, start in zip(later, starts, strict=True))
+        # With ρ = 1 the second stage is the beginning of the run.
+        return replace(self, stages=grown if rho == 1.0 else (first, *grown))
+
+
+def parse_growth(schedule: PassSchedule, settings: Sequence[str]) -> PassSchedule:
+    """Read growth settings, as in the arm vanilla+blocks=1-all@0.3+width=0.5-1@0.6, into an arm's schedule.
+
+    The sizes of an axis are joined by hyphens, and so are the starts of all but the first, after @. "all" is
+    the arm's own size. Without starts they are the recipe's, and all axes grow together.
+    """
+    chosen: dict[str, Any] = {}
+    tracks = {axis: _track(schedule, axis) for axis in AXES}
+    for setting in settings:
+        name, _, text = setting.partition("=")
+        if name in CHOICES:
+            chosen[name] = text
+            continue
+        sizes, at, starts = text.partition("@")
+        values = [_size(name, size) for size in sizes.split("-")]
+        known = [_number(name, start) for start in starts.split("-")] if at else None
+        if len(values) < 2 or (known is not None and len(known) != len(values) - 1):
+            raise UsageError(
+                f"the growth {name}={text} is not valid: give the sizes of two or more stages, and the start "
+                f"of all but the first or none, as in passes=2-4-6@0.5-0.8 or blocks=1-all."
+            )
+        tracks[name] = values, known
+    growing = {axis: track for axis, track in tracks.items() if len(track[0]) > 1}
+    fixed = {axis: values[0] for axis, (values, _) in tracks.items() if len(values) == 1}
+    given = [starts for _, starts in growing.values() if starts is not None]
+    if not given:
+        lengths = {len(values) for values, _ in growing.values()}
+        if len(lengths) > 1:
+            raise UsageError("axes that grow together need as many stages each: give their starts with @.")
+        times: list[float | None] = [0.0, *[None] * (max(lengths, default=1) - 1)]
+        columns = {axis: values for axis, (values, _) in growing.items()}
+    elif len(given) < len(growing):
+        raise UsageError("give the starts of every axis that grows, or of none.")
+    else:
+        times = [0.0, *sorted({start for starts in given for start in starts})]
+        columns = {
+            axis: [values[sum(start <= time for start in starts or ())] for time in times if time is not None]
+            for axis, (values, starts) in growing.items()
+        }
+    stages = [
+        Stage(start=time, **fixed, **{axis: values[index] for axis, values in columns.items()})
+        for index, time in enumerate(times)
+    ]
+    return replace(schedule, stages=tuple(stages), **chosen)
+
+
+def _track(schedule: PassSchedule, axis: str) -> tuple[list[Any], list[float] | None]:
+    """The sizes of an axis over a schedule, and the starts of all but the first (None: the recipe's)."""
+    sizes = [getattr(stage, axis) for stage in schedule.stages]
+    changes = [i for i, (before, after) in enumerate(pairwise(sizes), 1) if before != after]
+    starts = [start for i in changes if (start := schedule.stages[i].start) is not None]
+    return [sizes[0], *(sizes[i] for i in changes)], starts if len(starts) == len(changes) else None
+
+
+def _size(axis: str, text: str) -> Any:
+    if axis == "passes":
+        if not text.isdecimal():
+            raise UsageError(f"{show(text)} is not a number of passes.")
+        return (int(text),)
+    if text == "all" or (axis != "blocks" and text == "1"):
+        return None
+    return _number(axis, text)
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(Fraction(text))
+    except (ValueError, ZeroDivisionError):
+        raise UsageError(f"{show(text)} is not a number in the growth of {name}.") from None

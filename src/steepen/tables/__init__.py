@@ -1,0 +1,1 @@
+"""Tables of runs, from files and trackers: columns by name, cleaned, rows chosen (numpy only)."""

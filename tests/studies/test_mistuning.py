@@ -1,0 +1,144 @@
+"""Planted errors of a ladder are found from its metrics, with few false alarms, and shown."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from run_fixtures import Spec
+from steepen.results.study import Status
+from steepen.results.text import WIDTH, Paragraph
+from steepen.runs.spec import RunSpec
+from steepen.runs.store import RunStore
+from steepen.studies.driver.journal import Journal
+from steepen.studies.driver.study_status import study_status, with_mistuned
+from steepen.studies.mistuning import RunTrace, find_mistuned, mistuned_runs, read_trace
+
+ROOT2 = math.sqrt(2)
+
+
+def ladder(
+    rng: np.random.Generator, multiples: Sequence[float], name: str = "arm", bend: float = 0.0
+) -> list[RunTrace]:
+    """Traces with the effects of a wrong rate that tiny ladders had (docs/log.md), and noise."""
+    found: list[RunTrace] = []
+    for i, multiple in enumerate(multiples):
+        wrong = math.log2(multiple)
+        loss = 1.5 - 0.06 * i + bend * i**2 + (0.035 if wrong < 0 else 0.008) * wrong**2
+        numbers = np.array([loss, 0.12 - 0.03 * wrong, 0.5 - 0.2 * i + 0.5 * max(0.0, wrong) ** 2])
+        a, b, c = (numbers + [0.004, 0.006, 0.05] * rng.standard_normal(3)).tolist()
+        place = (f"{name}{i}", name, name, i + 2, 0, 1e10 * 2.5**i, multiple, f"{name} {i}")
+        found.append(RunTrace(*place, a, b, c, 0, None))
+    return found
+
+
+def share(multiples: Sequence[float], depth: int | None, factor: float | None, beside: bool) -> float:
+    """How often an error of a ladder is found at a depth (None: anywhere), with the right check."""
+    rng, hits, draws = np.random.default_rng(0), 0, 100
+    for _ in range(draws):
+        own = ladder(rng, multiples) + (ladder(rng, [1.0] * len(multiples), "other") if beside else [])
+        found = [one for one in find_mistuned(own) if one.ladder == "arm"]
+        sides = (None, factor)  # where the loss alone tells, both sides are to be tried
+        hits += any(depth in (None, one.depth) and (factor is None or one.factor in sides) for one in found)
+    return hits / draws
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_one_rung_at_twice_or_half_its_rate_is_found(beside: bool) -> None:
+    assert share([1.0] * 7, None, None, beside) <= 0.05
+    for place in range(7):
+        for multiple, factor in ((0.5, ROOT2), (2.0, math.sqrt(0.5))):
+            multiples = [multiple if i == place else 1.0 for i in range(7)]
+            assert share(multiples, place + 2, factor, beside) >= 0.8, (place, multiple)
+
+
+def test_a_rate_that_drifts_is_found_beside_other_ladders() -> None:
+    up = [2 ** (i / 3 - 1) for i in range(7)]
+    assert share(up, 8, math.sqrt(0.5), beside=True) >= 0.8
+    # Down from twice the rate the bottom rung may be named instead.
+    assert share(up[::-1], None, None, beside=True) >= 0.8
+
+
+def test_a_bend_that_all_ladders_have_is_no_error() -> None:
+    rng, alarms = np.random.default_rng(1), 0
+    for _ in range(100):
+        alarms += bool(find_mistuned([
+            *ladder(rng, [1.0] * 7, "a", bend=0.003), *ladder(rng, [1.0] * 7, "b", bend=0.003)
+        ]))  # fmt: skip
+    assert alarms <= 5
+
+
+def write_run(
+    store: RunStore, trainer: ModuleType, spec: RunSpec, losses: Sequence[float], rates: Sequence[float]
+) -> None:
+    run = store.run(spec)
+    run.path.mkdir(parents=True)
+    run.spec_file.write_text(json.dumps(spec.to_dict()))
+    lines = [
+        {"step": i + 1, "loss": loss, "lr": rate, "gradient_norm": 0.1}
+        for i, (loss, rate) in enumerate(zip(losses, rates, strict=True))
+    ]
+    run.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run.record_file.write_text(json.dumps(trainer.record_of(spec, losses[-1]).to_dict()))
+
+
+def curve(steps: int) -> np.ndarray:
+    noise = 0.02 * np.random.default_rng(3).standard_normal(steps)
+    return 3 + 2 * np.exp(-np.arange(steps) / (0.2 * steps)) + noise
+
+
+def rate(steps: int, last: float = 0.0) -> list[float]:
+    return np.interp(np.arange(steps), [0, 0.6 * steps, steps - 1], [1, 1, last]).tolist()
+
+
+def test_spikes_and_unfinished_decays_are_told_with_their_check(
+    spec: Spec, store: RunStore, trainer: ModuleType, tmp_path: Path
+) -> None:
+    good, spiked, early, one_batch = (spec(seed, steps=200) for seed in range(4))
+    bumped, single = curve(200), curve(200)
+    bumped[100:110] *= 1.3
+    single[100] *= 1.3
+    write_run(store, trainer, good, curve(200).tolist(), rate(200))
+    write_run(store, trainer, spiked, bumped.tolist(), rate(200))
+    write_run(store, trainer, early, curve(200).tolist(), rate(200, 0.5))
+    write_run(store, trainer, one_batch, single.tolist(), rate(200))
+    every = [good, spiked, early, one_batch]
+    found = mistuned_runs(store.root, store.records())
+    assert {one.run: one.kind for one in found} == {spiked.hash: "spike", early.hash: "decay"}
+    # A study that requested them says so in its status, with the run that would tell.
+    journal = Journal.open(tmp_path / "studies", "sweep", {}, store.root)
+    journal.add_batch(every)
+    status = with_mistuned(study_status(Journal.read(tmp_path / "studies" / "sweep")))
+    assert status.mistuned == found
+    words = [one for one in Status((status,), alone=True).blocks(WIDTH) if isinstance(one, Paragraph)]
+    assert any("vanilla d2 has a spike" in one.text and "÷ √2" in one.text for one in words)
+    assert status.to_dict()["mistuned"][0]["kind"] == found[0].kind
+
+
+def test_the_best_rate_at_the_edge_of_its_sweep(spec: Spec, store: RunStore, trainer: ModuleType) -> None:
+    base = spec(steps=60)
+    specs: list[RunSpec] = []
+    for i, multiple in enumerate((0.5, 1.0, 2.0)):
+        hyper = replace(base.hyperparameters, learning_rate=multiple * base.hyperparameters.learning_rate)
+        specs.append(replace(base, hyperparameters=hyper))
+        write_run(store, trainer, specs[-1], (curve(60) - 0.1 * i).tolist(), rate(60))
+    (found,) = mistuned_runs(store.root, store.records())
+    assert (found.kind, found.run, found.factor) == ("edge", specs[2].hash, ROOT2)
+    assert "edge of its sweep" in found.sentence and "× √2" in found.check
+    assert mistuned_runs(store.root, store.records()[:2]) == ()
+
+
+def test_a_run_without_metrics_has_no_trace(spec: Spec, store: RunStore, trainer: ModuleType) -> None:
+    one = spec(steps=60)
+    write_run(store, trainer, one, curve(60).tolist(), rate(60))
+    record = store.record(one)
+    assert record is not None and read_trace(store.run(one), record) is not None
+    store.run(one).metrics_file.unlink()
+    assert read_trace(store.run(one), record) is None
