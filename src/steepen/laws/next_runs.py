@@ -106,7 +106,7 @@ class OpenArm:
         """The contrast."""
         return float(self.mixture.mean[0])
 
-    @property
+    @cached_property
     def information(self) -> float:
         """That of a normal test with the same 95% interval, so that unknown noise counts."""
         low, high = self.mixture.interval(0.95)
@@ -330,10 +330,11 @@ class NextRun:
 
     `gain` is the fall of the contrasts' variances, the mean over the open arms; `gain_per_cost` that relative
     to the best run's. `chance` is that of an answer right after it, for the arm that gains most. `what` is
-    `run`, or `sweep` for a rung whose learning rate should be swept again first.
+    `run`; `sweep` for a rung whose learning rate should first be swept again, at these multiples of it
+    (`rates`); or `finish` for one that should end its decay.
     """
 
-    what: Literal["run", "sweep"]
+    what: Literal["run", "sweep", "finish"]
     arm: str
     flops: float
     depth: int | None
@@ -343,6 +344,7 @@ class NextRun:
     gain_per_cost: float
     chance: float
     reason: str = ""
+    rates: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -383,13 +385,17 @@ class NextRuns:
 
 @dataclass(frozen=True)
 class Suspect:
-    """A rung that may be mistuned: a sweep of its learning rate comes before further runs."""
+    """A rung that may be mistuned: runs at these multiples of its learning rate come before further runs.
+
+    Without any, its run is to be made again with a decay that ends.
+    """
 
     arm: str
     flops: float
     reason: str
     cost: float = 0.0
     depth: int | None = None
+    rates: tuple[float, ...] = ()
 
 
 def choose_next(
@@ -406,7 +412,8 @@ def choose_next(
     """Rank the offers by what they do to the open arms, and look ahead along the cheapest path.
 
     `words` are the answers so far and `levels` what each arm is tested at. A path counts an answer once: a
-    test after every run needs the levels of `stopping.py`.
+    test after every run needs the levels of `stopping.py`. Suspects come first, whatever is open: a rung that
+    is mistuned may be why an answer is what it is.
     """
     found = [open_arm(judge, name, question) for name in words]
     arms = [one for one in found if one is not None]
@@ -416,8 +423,15 @@ def choose_next(
         for one in arms
         if one not in still
     ]
+    ranked = [
+        NextRun("sweep" if one.rates else "finish", one.arm, one.flops, one.depth, False, one.cost,
+                0.0, 0.0, 0.0, one.reason, one.rates)
+        for one in suspects if one.cost <= budget
+    ]  # fmt: skip
     if not still or not offers:
-        return NextRuns(question, judge.settings.reference, unit, judge.rule.level, tuple(settled), (), ())
+        return NextRuns(
+            question, judge.settings.reference, unit, judge.rule.level, tuple(settled), tuple(ranked), ()
+        )
     own = {judge.settings.reference, *(one.arm for one in still)}
     forecast = Forecast(judge, still, [one for one in offers if one.arm in own])
     path = forecast.path(budget=budget)
@@ -429,8 +443,6 @@ def choose_next(
     gains = (1 - forecast.now / np.maximum(after, forecast.now)).mean(axis=1)
     rates = gains / np.maximum(forecast.cost, 1e-300)
     order = [i for i in np.argsort(-rates).tolist() if gains[i] > 0 and forecast.cost[i] <= budget]
-    ranked = [NextRun("sweep", one.arm, one.flops, one.depth, False, one.cost, 0.0, 0.0, 0.0, one.reason)
-              for one in suspects]  # fmt: skip
     for i in order[:SHOWN]:
         offer = forecast.offers[i]
         chance = max(
