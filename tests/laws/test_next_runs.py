@@ -94,7 +94,7 @@ def test_the_ranking_prefers_cheap_runs_until_they_tell_little() -> None:
     assert one is not None
     ends = [Offer("arm-0", float(c), cost) for c, cost in ((FLOPS[0], 1.0), (FLOPS[3], 1.0))]
     forecast = Forecast(judge, [one], ends)
-    free = forecast.after_each(np.arange(forecast.count), forecast.runs)[:, 0]
+    free = forecast.after_each()[:, 0]
     assert free[0] > free[1], "a run at the end of a ladder says more about its slope than one in the middle"
     ranked = choose_next(
         judge, "grows", table_offers(judge, ["arm-0"]), words={"arm-0": "undecided"}, levels={"arm-0": 0.05}

@@ -123,7 +123,7 @@ def test_spikes_and_unfinished_decays_are_told_with_their_check(
     assert status.to_dict()["mistuned"][0]["kind"] == found[0].kind
 
 
-@pytest.mark.parametrize(("growth", "noise", "advice"), [(0.05, 1e-3, "settled"), (0.02, 0.03, "go on")])
+@pytest.mark.parametrize(("growth", "noise", "advice"), [(0.05, 1e-3, "settled"), (0.01, 0.02, "go on")])
 def test_next_lists_the_run_that_would_check_a_mistuned_rung(
     growth: float, noise: float, advice: str, spec: Spec, store: RunStore, trainer: ModuleType, tmp_path: Path
 ) -> None:

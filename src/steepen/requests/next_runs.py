@@ -190,12 +190,13 @@ def _suspects(
     if runs is None or not runs.is_dir() or not table.has("run"):
         return []
     rows = zip(table.names("run"), ladder_names(table), table.numbers("flops").tolist(), strict=True)
-    places = {run: (arm, flops) for run, arm, flops in rows if arm in arms}
+    places = {run: (arm, flops) for run, arm, flops in rows}
     own = [run.record() for run in RunStore(runs).runs() if run.path.name in places]
     return [
         Suspect(arm, flops, one.sentence, len(one.rates or [one]) * price(flops), one.depth, one.rates)
         for one in mistuned_runs(runs, [record for record in own if record and record.run in places])
         for arm, flops in [places[one.run]]
+        if arm in arms
     ]
 
 
