@@ -12,6 +12,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+import steepen
 from run_fixtures import Spec
 from steepen.results.study import Status
 from steepen.results.text import WIDTH, Paragraph
@@ -120,6 +121,40 @@ def test_spikes_and_unfinished_decays_are_told_with_their_check(
     words = [one for one in Status((status,), alone=True).blocks(WIDTH) if isinstance(one, Paragraph)]
     assert any("vanilla d2 has a spike" in one.text and "÷ √2" in one.text for one in words)
     assert status.to_dict()["mistuned"][0]["kind"] == found[0].kind
+
+
+@pytest.mark.parametrize(("growth", "noise", "advice"), [(0.05, 1e-3, "settled"), (0.01, 0.02, "go on")])
+def test_next_lists_the_run_that_would_check_a_mistuned_rung(
+    growth: float, noise: float, advice: str, spec: Spec, store: RunStore, trainer: ModuleType, tmp_path: Path
+) -> None:
+    """Of a study, of its runs and of their directory, whether the question is open or settled."""
+    steps, every, bad = 100, list[RunSpec](), None
+    rng = np.random.default_rng(5)
+    for arm in ("vanilla", "deep-vanilla"):
+        for depth in (2, 4, 6, 8, 10):
+            one = spec(arm=arm, depth=depth, steps=steps)
+            flops = trainer.record_of(one).flops / 1e9
+            losses = curve(steps)
+            if (arm, depth) == ("deep-vanilla", 6):
+                losses[50:60] *= 1.3
+                bad = one
+            law = 1.8 + 1.2 * flops ** -(0.15 + growth * (arm != "vanilla")) + noise * rng.standard_normal()
+            write_run(store, trainer, one, (losses * law / losses[-1]).tolist(), rate(steps))
+            every.append(one)
+    assert bad is not None
+    Journal.open(tmp_path / "studies", "pair", {}, store.root).add_batch(every)
+    runs = steepen.open_runs(store.root)
+    for table in ("pair", runs, store.root):
+        found = steepen.next_runs(table, reference="vanilla", studies=tmp_path / "studies")
+        assert found.advice == advice
+        first, *rest = found.found.ranked
+        assert (first.what, first.arm, first.depth) == ("sweep", "deep-vanilla", 6)
+        assert first.rates == (math.sqrt(0.5),) and "spike" in first.reason
+        assert first.flops == first.cost == trainer.record_of(bad).flops
+        assert all(one.what == "run" for one in rest) and bool(rest) == (advice == "go on")
+        assert "at its rate ÷ √2" in " ".join(str(found).split())
+    unseen = steepen.next_runs(runs.to_rows(), reference="vanilla")
+    assert all(one.what == "run" for one in unseen.found.ranked), "rows alone have no metrics"
 
 
 def test_the_best_rate_at_the_edge_of_its_sweep(spec: Spec, store: RunStore, trainer: ModuleType) -> None:

@@ -119,6 +119,12 @@ def _mean_compute(flops: Array) -> float:
     return float(flops[0]) if np.ptp(flops) == 0 else float(np.exp(np.log(flops).mean()))
 
 
+def ladder_names(table: Table) -> list[str]:
+    """The ladder of every row: its arm, with corpus and recipe where the arm has several."""
+    corpora, recipes = (table.names(name) if table.has(name) else [] for name in ("corpus", "recipe"))
+    return series_labels(table.names("arm"), corpora, recipes)
+
+
 def read_ladders(table: Table, typical: Table | None = None) -> dict[str, Ladder]:
     """The ladders of a table with columns arm, flops and loss, in the order arms appear.
 
@@ -129,8 +135,7 @@ def read_ladders(table: Table, typical: Table | None = None) -> dict[str, Ladder
     """
     table.require(["arm", "flops", "loss"])
     flops, loss = table.numbers("flops"), table.numbers("loss")
-    corpora, recipes = (table.names(name) if table.has(name) else [] for name in ("corpus", "recipe"))
-    arms = series_labels(table.names("arm"), corpora, recipes)
+    arms = ladder_names(table)
     seeds, precision = table.seeds(), read_weights(table, typical or table)
     run_names = table.names("run") if table.has("run") else None
     shared = table.training_runs()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Literal
@@ -23,7 +23,7 @@ from steepen.laws.model.laws import Laws
 from steepen.laws.model.table_fit import Contrast, Mixture
 from steepen.laws.verdict.judge import TableJudge
 from steepen.laws.verdict.questions import Contrasts, contrasts
-from steepen.utils.arrays import Array, Index
+from steepen.utils.arrays import Array
 
 Question = Literal["better", "grows"]
 QUESTIONS: tuple[Question, ...] = ("better", "grows")
@@ -106,7 +106,7 @@ class OpenArm:
         """The contrast."""
         return float(self.mixture.mean[0])
 
-    @property
+    @cached_property
     def information(self) -> float:
         """That of a normal test with the same 95% interval, so that unknown noise counts."""
         low, high = self.mixture.interval(0.95)
@@ -136,6 +136,45 @@ class _Noise:
     seed: Array
 
 
+@dataclass(frozen=True, eq=False)
+class _Given:
+    """What runs leave open under a noise model, updated run by run without factorising anew.
+
+    Of the offers: `seed` and `left` are the variance of a run and the covariance of their rungs' errors,
+    `columns` the derivatives, both without what the runs foretell of those errors; `least` bounds a run's
+    variance. `normal` is the information about the parameters.
+    """
+
+    weight: float
+    seed: Array
+    least: Array
+    left: Array
+    columns: Array
+    normal: Array
+
+    @property
+    def variance(self) -> Array:
+        """That of a run of each offer about its law."""
+        return np.maximum(np.diag(self.left) + self.seed, self.least)
+
+    @property
+    def spread(self) -> Array:
+        """The covariance of the parameters."""
+        scale = np.sqrt(np.diag(self.normal))
+        scale = np.where(scale > 0, scale, 1.0)  # a column of zeros: E is held
+        scaled = self.normal / scale[:, None] / scale + 1e-11 * np.eye(len(scale))
+        return np.asarray(np.linalg.inv(scaled) / scale[:, None] / scale, float)
+
+    def with_run(self, offer: int) -> _Given:
+        """With one more run, of this offer."""
+        variance, error, own = self.variance[offer], self.left[offer], self.columns[offer]
+        foretold = error / variance
+        return replace(
+            self, left=self.left - np.outer(foretold, error), columns=self.columns - np.outer(foretold, own),
+            normal=self.normal + np.outer(own, own) / variance,
+        )  # fmt: skip
+
+
 class Forecast:
     """The information of the open arms' contrasts after further runs, by the model of a table."""
 
@@ -160,7 +199,8 @@ class Forecast:
             * np.where(same, 1.0, own * np.exp(-apart / one.length) if one.length else 0.0)
             for one in self.noises
         ]
-        start = self._information(np.arange(self.count), self.runs)
+        self.begun = [self._given(k) for k in range(len(self.noises))]
+        start = self._information(self.begun)
         actual = np.array([one.information for one in arms])
         self.scale = actual / np.maximum(start, 1e-300)
         self.now = actual
@@ -221,43 +261,41 @@ class Forecast:
         found[-1] += contrast.e
         return found
 
-    def _state(self, k: int, rows: Index, runs: Array) -> tuple[Array, Array, Array]:
-        """V⁻¹ of the rows, V⁻¹ times their derivatives, and the covariance of the parameters."""
-        covariance = self.shared[k][np.ix_(rows, rows)] + np.diag(self.noises[k].seed[rows] / runs)
-        precision = np.linalg.inv(covariance)
-        leaning = precision @ self.columns[rows]
-        normal = self.columns[rows].T @ leaning
-        scale = np.sqrt(np.diag(normal))
-        scale = np.where(scale > 0, scale, 1.0)  # a column of zeros: E is held
-        scaled = normal / scale[:, None] / scale + 1e-11 * np.eye(len(scale))
-        spread = np.linalg.inv(scaled) / scale[:, None] / scale
-        return np.asarray(precision, float), np.asarray(leaning, float), np.asarray(spread, float)
+    def _given(self, k: int) -> _Given:
+        """What the runs of the table leave open under a noise model."""
+        noise, shared = self.noises[k], self.shared[k]
+        made, offered = slice(0, self.count), slice(self.count, None)
+        known, cross = self.columns[made], shared[offered, made]
+        precision = np.linalg.inv(shared[made, made] + np.diag(noise.seed[made] / self.runs))
+        weighted = cross @ precision
+        left = shared[offered, offered] - weighted @ cross.T
+        least = 1e-9 * (np.diag(shared)[offered] + noise.seed[offered])
+        return _Given(
+            noise.weight, noise.seed[offered], least, np.asarray(left, float),
+            self.columns[offered] - weighted @ known,
+            known.T @ precision @ known,
+        )  # fmt: skip
 
-    def _information(self, rows: Index, runs: Array) -> Array:
+    def _information(self, given: Sequence[_Given]) -> Array:
         variance = np.zeros(len(self.arms))
-        for k, noise in enumerate(self.noises):
-            spread = self._state(k, rows, runs)[2]
-            variance += noise.weight * np.einsum("pa,pq,qa->a", self.gradients, spread, self.gradients)
+        for one in given:
+            variance += one.weight * np.einsum("pa,pq,qa->a", self.gradients, one.spread, self.gradients)
         return 1 / np.maximum(variance, 1e-300)
 
-    def after_each(self, rows: Index, runs: Array) -> Array:
-        """The information with one further run, for each offer (offers, arms)."""
-        offered = np.arange(self.count, len(self.x))
-        variance = np.zeros((len(offered), len(self.arms)))
-        for k, noise in enumerate(self.noises):
-            precision, leaning, spread = self._state(k, rows, runs)
-            cross = self.shared[k][np.ix_(offered, rows)]
-            new = self.columns[offered] - cross @ leaning
-            own = self.shared[k][offered, offered] + noise.seed[offered]
-            left = own - np.einsum("or,rs,os->o", cross, precision, cross)
-            lean = new @ spread
-            total = np.maximum(left, 1e-9 * own) + np.einsum("op,op->o", lean, new)
+    def after_each(self, given: Sequence[_Given] | None = None, made: int = 0) -> Array:
+        """The information with one further run, for each offer (offers, arms); `made` runs are in `given`."""
+        variance = np.zeros((len(self.offers), len(self.arms)))
+        for one in self.begun if given is None else given:
+            spread = one.spread
+            lean = one.columns @ spread
+            total = one.variance + np.einsum("op,op->o", lean, one.columns)
             before = np.einsum("pa,pq,qa->a", self.gradients, spread, self.gradients)
-            variance += noise.weight * np.maximum(
+            variance += one.weight * np.maximum(
                 before - (lean @ self.gradients) ** 2 / total[:, None], 1e-12 * before
             )
         # Unknown noise counts less with every run: the part of the scale that is due to it fades.
-        fading = self.runs.sum() / (runs.sum() + 1)
+        runs = self.runs.sum()
+        fading = runs / (runs + made + 1)
         return self.scale**fading / np.maximum(variance, 1e-300)
 
     def path(
@@ -267,7 +305,7 @@ class Forecast:
 
         What counts is the relative fall of the contrasts' variances, of arms below the target.
         """
-        rows, runs = np.arange(self.count), self.runs.copy()
+        given = self.begun
         left = np.array([one.most for one in self.offers])
         known, found, paid = self.now, list[Step](), 0.0
         while len(found) < steps and (left > 0).any():
@@ -275,7 +313,7 @@ class Forecast:
             affordable = (left > 0) & (paid + self.cost <= budget)
             if not wanted.any() or not affordable.any():
                 break
-            after = self.after_each(rows, runs)
+            after = self.after_each(given, len(found))
             gain = (1 - known / np.maximum(after, known))[:, wanted].sum(axis=1)
             rate = np.where(affordable, gain / np.maximum(self.cost, 1e-300), -1.0)
             best = int(np.argmax(rate))
@@ -284,7 +322,7 @@ class Forecast:
             known = np.maximum(after[best], known)
             paid += float(self.cost[best])
             left[best] -= 1
-            rows, runs = np.append(rows, self.count + best), np.append(runs, 1.0)
+            given = [one.with_run(best) for one in given]
             found.append(Step(self.offers[best], known, paid))
         return found
 
@@ -330,10 +368,11 @@ class NextRun:
 
     `gain` is the fall of the contrasts' variances, the mean over the open arms; `gain_per_cost` that relative
     to the best run's. `chance` is that of an answer right after it, for the arm that gains most. `what` is
-    `run`, or `sweep` for a rung whose learning rate should be swept again first.
+    `run`; `sweep` for a rung whose learning rate should first be swept again, at these multiples of it
+    (`rates`); or `finish` for one that should end its decay.
     """
 
-    what: Literal["run", "sweep"]
+    what: Literal["run", "sweep", "finish"]
     arm: str
     flops: float
     depth: int | None
@@ -343,6 +382,7 @@ class NextRun:
     gain_per_cost: float
     chance: float
     reason: str = ""
+    rates: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -383,13 +423,17 @@ class NextRuns:
 
 @dataclass(frozen=True)
 class Suspect:
-    """A rung that may be mistuned: a sweep of its learning rate comes before further runs."""
+    """A rung that may be mistuned: runs at these multiples of its learning rate come before further runs.
+
+    Without any, its run is to be made again with a decay that ends.
+    """
 
     arm: str
     flops: float
     reason: str
     cost: float = 0.0
     depth: int | None = None
+    rates: tuple[float, ...] = ()
 
 
 def choose_next(
@@ -406,7 +450,8 @@ def choose_next(
     """Rank the offers by what they do to the open arms, and look ahead along the cheapest path.
 
     `words` are the answers so far and `levels` what each arm is tested at. A path counts an answer once: a
-    test after every run needs the levels of `stopping.py`.
+    test after every run needs the levels of `stopping.py`. Suspects come first, whatever is open: a rung that
+    is mistuned may be why an answer is what it is.
     """
     found = [open_arm(judge, name, question) for name in words]
     arms = [one for one in found if one is not None]
@@ -416,8 +461,15 @@ def choose_next(
         for one in arms
         if one not in still
     ]
+    ranked = [
+        NextRun("sweep" if one.rates else "finish", one.arm, one.flops, one.depth, False, one.cost,
+                0.0, 0.0, 0.0, one.reason, one.rates)
+        for one in suspects if one.cost <= budget
+    ]  # fmt: skip
     if not still or not offers:
-        return NextRuns(question, judge.settings.reference, unit, judge.rule.level, tuple(settled), (), ())
+        return NextRuns(
+            question, judge.settings.reference, unit, judge.rule.level, tuple(settled), tuple(ranked), ()
+        )
     own = {judge.settings.reference, *(one.arm for one in still)}
     forecast = Forecast(judge, still, [one for one in offers if one.arm in own])
     path = forecast.path(budget=budget)
@@ -425,12 +477,10 @@ def choose_next(
         _outlook(one, question, words[one.arm], levels[one.arm], [step.information[i] for step in path], path)
         for i, one in enumerate(still)
     ]
-    after = forecast.after_each(np.arange(forecast.count), forecast.runs)
+    after = forecast.after_each()
     gains = (1 - forecast.now / np.maximum(after, forecast.now)).mean(axis=1)
     rates = gains / np.maximum(forecast.cost, 1e-300)
     order = [i for i in np.argsort(-rates).tolist() if gains[i] > 0 and forecast.cost[i] <= budget]
-    ranked = [NextRun("sweep", one.arm, one.flops, one.depth, False, one.cost, 0.0, 0.0, 0.0, one.reason)
-              for one in suspects]  # fmt: skip
     for i in order[:SHOWN]:
         offer = forecast.offers[i]
         chance = max(

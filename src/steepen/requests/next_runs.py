@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -18,8 +18,7 @@ from steepen.utils.console import spinner
 from steepen.utils.values import Flops, Level, Noise
 
 if TYPE_CHECKING:
-    from steepen.laws.analysis import LadderAnalysis
-    from steepen.laws.next_runs import Offer
+    from steepen.laws.next_runs import Offer, Suspect
     from steepen.tables.table import Table
 
 COST = "Cost"
@@ -63,57 +62,65 @@ class Next(ReadsTable, Request[NextResult]):
 
     def run(self) -> NextResult:
         """Fit the table and rank the runs."""
-        from steepen.laws.analysis import AnalysisRequest, analyse_table, choose_reference
-        from steepen.laws.ladder import read_ladders
+        from steepen.laws.analysis import choose_reference, collect_warnings
+        from steepen.laws.fits.compute_law import FitSettings
+        from steepen.laws.ladder import check_ladders, read_ladders
         from steepen.laws.next_runs import choose_next, table_offers
+        from steepen.laws.verdict.judge import fit_ladders
+        from steepen.laws.verdict.questions import DecisionRule
 
-        request = self._of_study()
+        request, runs = self._own_runs()
         table = request.read_table(("flops", "loss"))[""]
-        reference = choose_reference(read_ladders(table), self.reference)
-        settings = AnalysisRequest(
-            reference=reference, method="joint", noise=self.noise, level=self.level, draws=100,
-            unit=table.axis.unit,
-        )  # fmt: skip
+        ladders = read_ladders(table)
+        settings = FitSettings(choose_reference(ladders, self.reference), noise=self.noise)
         with spinner("fitting"):
-            analysis, _ = analyse_table(table, settings)
-            arms = self._arms(analysis)
+            given, short = check_ladders(ladders, settings.reference)
+            judge = fit_ladders(given, settings, DecisionRule(self.level), unit=table.axis.unit)
+            others = [name for name in judge.ladders if name != settings.reference]
+            # The questions alone: a whole analysis also says how sure its verdicts are, which takes longer.
+            asked = judge.ask([(settings.reference, name) for name in others], adjust=True)
+            every = dict(zip(others, asked, strict=True))
+            arms = self._arms([name for name, one in every.items() if one.span is not None])
             price, unit = self._price(table)
+            depth_of = _depths(table)
             offers = [
-                replace(offer, cost=price(offer.flops), depth=_depth(table, offer))
-                for offer in table_offers(analysis.judge, arms, highest=self.highest)
+                replace(offer, cost=price(offer.flops), depth=depth_of(offer))
+                for offer in table_offers(judge, arms, highest=self.highest)
             ]
             which = 0 if self.question == "better" else 1
-            verdicts = {arm: analysis.verdicts[arm] for arm in arms}
             found = choose_next(
-                analysis.judge, self.question, offers, unit=unit,
-                words={arm: (one.better, one.growth)[which] for arm, one in verdicts.items()},
-                levels={arm: one.levels[which] for arm, one in verdicts.items()},
+                judge, self.question, offers, unit=unit,
+                words={arm: every[arm].answers(every[arm].levels)[:2][which] for arm in arms},
+                levels={arm: every[arm].levels[which] for arm in arms},
                 budget=float("inf") if self.budget is None else self.budget,
+                suspects=_suspects(table, runs, [settings.reference, *arms], price),
             )  # fmt: skip
-        return NextResult(found, tuple(analysis.warnings)).with_problems(table.problems)
+            warnings = (*short, *collect_warnings(given, judge, judge.laws(), table.axis.unit))
+        return NextResult(found, warnings).with_problems(table.problems)
 
-    def _of_study(self) -> Next:
-        """The request with the runs of the study, where one is named."""
+    def _own_runs(self) -> tuple[Next, Path | None]:
+        """The request with the runs of the study, where one is named, and the directory of our own runs."""
+        from steepen.results.runs import Runs
         from steepen.studies.driver.journal import JOURNAL
 
+        if isinstance(self.table, Runs):
+            return self, self.table.directory
         if not isinstance(self.table, str | Path) or ":" in str(self.table):
-            return self
+            return self, None
         name = str(self.table)
         if not any((folder / JOURNAL).is_file() for folder in (self.studies / name, Path(name))):
-            return self
+            return self, Path(name)
         from steepen.results.study import open_study
 
-        finished = [
-            row for row in open_study(name, self.studies).runs.to_rows() if row["status"] == "finished"
-        ]
+        runs = open_study(name, self.studies).runs
+        finished = [row for row in runs.to_rows() if row["status"] == "finished"]
         if not finished:
             raise UsageError(f"the study {name} has no finished runs yet.")
-        return replace(self, table=finished)
+        return replace(self, table=finished), runs.directory
 
-    def _arms(self, analysis: LadderAnalysis) -> list[str]:
+    def _arms(self, known: list[str]) -> list[str]:
         from steepen.errors import nearest
 
-        known = [name for name, one in analysis.verdicts.items() if one.flops_range is not None]
         for name in self.arm:
             if name not in known:
                 near = f"the nearest are {nearest(name, known)}" if known else "there are none"
@@ -155,16 +162,42 @@ class Next(ReadsTable, Request[NextResult]):
         return price, self.per
 
 
-def _depth(table: Table, offer: Offer) -> int | None:
-    """The depth of the arm's runs at this compute, where the table has depths."""
-    if not table.has("depth") or not table.has("arm"):
-        return None
-    depths, flops = table.numbers("depth"), table.numbers("flops")
-    same = np.array([name == offer.arm for name in table.names("arm")]) & (
-        np.abs(np.log(flops / offer.flops)) < 0.01
-    )
-    found = {int(depth) for depth in depths[same] if np.isfinite(depth)}
-    return found.pop() if len(found) == 1 else None
+def _depths(table: Table) -> Callable[[Offer], int | None]:
+    """The depth of an arm's runs at the compute of an offer, where the table has depths."""
+    from steepen.laws.ladder import ladder_names
+
+    if not table.has("depth"):
+        return lambda offer: None
+    names, flops, depths = np.array(ladder_names(table)), table.numbers("flops"), table.numbers("depth")
+
+    def depth(offer: Offer) -> int | None:
+        same = (names == offer.arm) & (np.abs(np.log(flops / offer.flops)) < 0.01)
+        found = {int(one) for one in depths[same] if np.isfinite(one)}
+        return found.pop() if len(found) == 1 else None
+
+    return depth
+
+
+def _suspects(
+    table: Table, runs: Path | None, arms: Sequence[str], price: Callable[[float], float]
+) -> list[Suspect]:
+    """What looks mistuned among the rungs of these arms, where the table is of runs with metrics."""
+    from steepen.laws.ladder import ladder_names
+    from steepen.laws.next_runs import Suspect
+    from steepen.runs.store import RunStore
+    from steepen.studies.mistuning import mistuned_runs
+
+    if runs is None or not runs.is_dir() or not table.has("run"):
+        return []
+    rows = zip(table.names("run"), ladder_names(table), table.numbers("flops").tolist(), strict=True)
+    places = {run: (arm, flops) for run, arm, flops in rows}
+    own = [run.record() for run in RunStore(runs).runs() if run.path.name in places]
+    return [
+        Suspect(arm, flops, one.sentence, len(one.rates or [one]) * price(flops), one.depth, one.rates)
+        for one in mistuned_runs(runs, [record for record in own if record and record.run in places])
+        for arm, flops in [places[one.run]]
+        if arm in arms
+    ]
 
 
 next_runs = function(Next)

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from steepen.laws.next_runs import NextRuns
 
 QUESTIONS = {"better": "Is the arm better in the common range?", "grows": "Does the gain grow with compute?"}
-WORDS = {"sweep": "re-sweep the rate", "rung": "new rung", "seed": "another seed"}
+WORDS = {
+    "sweep": "re-sweep rate", "finish": "end its decay", "rung": "new rung", "seed": "another seed"
+}  # fmt: skip
 STYLES = {"settled": "bold green", "go on": "bold", "not worth going on": "yellow"}
 
 
@@ -31,6 +33,7 @@ class NextRow:
     gain: Annotated[float, Column("less variance", ".1%")]
     gain_per_cost: Annotated[float, Column("per cost", ".2f")]
     chance: Annotated[float, Column("settles", ".0%")]
+    reason: Annotated[str, Column(shown=False)]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -50,8 +53,8 @@ class NextResult(Result):
         """One row per run, best first."""
         return [
             NextRow(
-                WORDS["sweep" if run.what == "sweep" else "rung" if run.new_rung else "seed"],
-                run.arm, run.flops, run.depth, run.cost, run.gain, run.gain_per_cost, run.chance,
+                WORDS[run.what if run.what != "run" else "rung" if run.new_rung else "seed"],
+                run.arm, run.flops, run.depth, run.cost, run.gain, run.gain_per_cost, run.chance, run.reason,
             )
             for run in self.found.ranked
         ]  # fmt: skip
@@ -89,7 +92,9 @@ class NextResult(Result):
                 f"Not worth going on for {', '.join(given_up)}: no runs that are offered have more than a "
                 f"{percent(max(worst, 0.01))} chance of an answer. Ask for a larger effect, or climb higher."
             )
-        if self.rows and self.advice == "go on":
+        doubts = [run.reason for run in found.ranked if run.what != "run"]
+        yield from (Paragraph(f"· mistuned? {reason}") for reason in doubts)
+        if self.rows and (doubts or self.advice == "go on"):
             yield self.table(
                 f"less variance: of the open contrasts; per cost: per {unit}, relative to the best; settles: "
                 "the chance of an answer right after it"

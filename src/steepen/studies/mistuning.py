@@ -34,7 +34,8 @@ MIN_RUNGS, MIN_STEPS = 4, 20
 ALONE, BESIDE, PRIOR_FREEDOM = (0.006, 0.012, 0.08), (0.005, 0.010, 0.08), 3
 # What a rate that is too low, one that is too high, and one that is either do to the three, in deviations.
 DIRECTIONS = ((1.0, 1.0, 0.0), (0.5, -0.5, 1.0), (1.0, 0.0, 0.0))
-FACTORS = (math.sqrt(2), math.sqrt(0.5), None)  # of the rate that would check it
+BOTH = (math.sqrt(2), math.sqrt(0.5))
+FACTORS = (*BOTH, None)  # of the rate that would check it
 SPIKE, SPIKE_SCATTER = 0.1, 8.0  # of log loss over its running median, and in deviations of it
 UNFINISHED = 0.2  # of the peak rate at the last step
 
@@ -89,11 +90,18 @@ class Mistuning:
         }[self.kind]
 
     @property
+    def rates(self) -> tuple[float, ...]:
+        """The multiples of its rate that would check it; none where its decay has to end first."""
+        if self.kind == "decay":
+            return ()
+        return BOTH if self.factor is None else (self.factor,)
+
+    @property
     def check(self) -> str:
         """The run that would check it."""
-        if self.kind == "decay":
+        if not self.rates:
             return f"check: {self.arm} d{self.depth} to the end of its warm-down"
-        sign = "× and ÷" if self.factor is None else "×" if self.factor > 1 else "÷"
+        sign = " and ".join("×" if rate > 1 else "÷" for rate in self.rates)
         return f"check: {self.arm} d{self.depth} at its rate {sign} √2"
 
     @property
