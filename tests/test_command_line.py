@@ -52,7 +52,7 @@ def test_help_groups_every_command_and_gives_each_one_line_at_80_columns() -> No
         *("arms", "plan", "best-passes", "power"),
         *("train", "study", "data"),
         *("status", "serve", "pack", "unpack", "runs"),
-        *("fit", "keep", "ledger", "paper", "forecast", "downstream", "report", "eval"),
+        *("fit", "next", "keep", "ledger", "paper", "forecast", "downstream", "report", "eval"),
         *("generate", "export", "import"),
     ]
 

@@ -10,7 +10,6 @@ from typing import Annotated, TypeAlias
 
 from steepen.errors import UsageError, nearest
 from steepen.report.colours import arm_key, arm_styles, own_colour
-from steepen.report.curves import styled_panel
 from steepen.results.panel import Panel, Series
 from steepen.utils.codec import Option
 from steepen.utils.values import Pairs, Text, Words, from_text
@@ -63,6 +62,8 @@ class FigureOptions:
 
         def place(series: Series) -> int:
             return ordered.index(series.arm) if series.arm else len(ordered)
+
+        from steepen.report.curves import styled_panel
 
         return [
             styled_panel(replace(panel, series=tuple(sorted(panel.series, key=place))), styles)

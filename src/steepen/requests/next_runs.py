@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
-
 from steepen.errors import UsageError
 from steepen.requests.request import Option, Request, function
 from steepen.requests.tables import ReadsTable
@@ -134,6 +132,8 @@ class Next(ReadsTable, Request[NextResult]):
 
     def _price(self, table: Table) -> tuple[Callable[[float], float], str]:
         """The cost of a run from its compute, and its unit: by a line through the table's own costs."""
+        import numpy as np
+
         if self.per == "flops":
             return float, table.axis.unit
         hours = next(((name, factor) for name, factor in (("hours", 1.0), ("seconds", 1 / 3600))
@@ -164,6 +164,8 @@ class Next(ReadsTable, Request[NextResult]):
 
 def _depths(table: Table) -> Callable[[Offer], int | None]:
     """The depth of an arm's runs at the compute of an offer, where the table has depths."""
+    import numpy as np
+
     from steepen.laws.ladder import ladder_names
 
     if not table.has("depth"):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
-
-import numpy as np
 
 from steepen.errors import UsageError
 from steepen.requests.request import Option, Request, function
@@ -157,7 +156,8 @@ class Power(Request[PowerResult]):
             plan, delta_gamma=verdict.delta_gamma if self.delta_gamma is None else self.delta_gamma,
             rungs=max(4, len(ladder.flops)), lowest=low, highest=high, noise=noise or plan.noise,
             lack_of_fit=analysis.lack_of_fit if analysis.seed_noise else 0.0,
-            seeds=int(np.median(ladder.seeds)), gamma=law.gamma.value, irreducible_loss=law.e.value,
+            seeds=int(statistics.median(ladder.seeds.tolist())), gamma=law.gamma.value,
+            irreducible_loss=law.e.value,
             constant=math.exp(law.log_a.value) * (1e18 / law.c0) ** -law.gamma.value,
             multiplier=verdict.gain.value, arms=len(found.verdicts),
         )  # fmt: skip

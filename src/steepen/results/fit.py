@@ -13,7 +13,6 @@ from steepen.results.panel import Panel
 from steepen.results.result import Result
 from steepen.results.table import Column, Table, table_of
 from steepen.results.text import Block, Paragraph, table_width
-from steepen.studies.answer import StudyVerdict
 from steepen.studies.verdict_row import LawRow, VerdictRow, law_rows
 from steepen.utils.formatting import MISSING, cost_axis, format_flops, percent
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from steepen.laws.verdict.evidence import Prediction, Verdict
     from steepen.laws.verdict.holdout import HeldOutLoss
     from steepen.laws.verdict.multipliers import Multiplier
+    from steepen.studies.answer import StudyVerdict
 
 STYLES: dict[str, str] = {
     "better": "bold green",
@@ -109,6 +109,8 @@ class ComputeResult(Result):
 
     def study_verdicts(self) -> Sequence[StudyVerdict]:
         """The verdicts on all arms but the reference, as those of a study."""
+        from steepen.studies.answer import StudyVerdict
+
         return [StudyVerdict(verdict, arm) for arm, verdict in self.verdicts.items()]
 
     def page_title(self) -> str:

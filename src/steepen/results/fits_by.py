@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steepen.results.panel import Panel
 from steepen.results.result import Result
 from steepen.results.table import Column, Table
 from steepen.results.text import Block, Paragraph
-from steepen.studies.answer import StudyVerdict
+
+if TYPE_CHECKING:
+    from steepen.studies.answer import StudyVerdict
 
 
 @dataclass(frozen=True, eq=False, repr=False)
