@@ -213,6 +213,8 @@ def full_spec() -> dict[str, Any]:
     value["arm"]["block_options"] |= {"shared_experts": 1, "streams": 2}
     value["schedule_steps"] = value["steps"] + 1
     value["arm"]["passes"]["stages"][1]["start"] = 0.5
+    for passes in (value["arm"]["passes"], value["schedule"]):
+        passes["stages"][0] |= {"blocks": 0.5, "width": 0.5, "context": 0.5}
     value["shape"]["real_vocabulary"] = 300
     value["data"]["pool_tokens"] = 10_000
     value["optimizer"]["clip"] = value["options"]["softcap"] = 1.0
@@ -228,7 +230,7 @@ def full_recipe() -> dict[str, Any]:
 
 def full_preset() -> dict[str, Any]:
     value = to_builtins(load_preset("tiny"))
-    value |= {"sample_every": 9, "base_steps": 9, "max_tokens": 10**6}
+    value |= {"sample_every": 9, "base_steps": 9, "max_tokens": 10**6, "branches": 0.2}
     value["arm_rungs"] = [{"arm": "vanilla", "depths": [2, 3]}]
     value["options"]["softcap"] = 1.0
     base = to_builtins(PAPER["vanilla"].base)

@@ -83,7 +83,7 @@ def test_warm_up_leaves_the_state_unchanged_and_compiles_optimizer_kernels(
     warmed, other = make(fused=True), make(fused=True)
     calls: list[str] = []
     monkeypatch.setattr(warmed.optimizer, "warm_up", lambda: calls.append("optimizer"))
-    spec: Any = SimpleNamespace(batch_sequences=4, shape=warmed.network.shape)
+    spec: Any = SimpleNamespace(batch_tokens=4 * warmed.network.shape.context)
     warm_up(warmed, spec, 2, calls.append)
     assert calls[0] == "optimizer" and calls[1].startswith("kernels ready in")
     for one, two in zip(run(warmed, 12), run(other, 12), strict=True):

@@ -53,7 +53,7 @@ class Stage:
             inside, "Stage", "start", self.start, "a fraction of tokens in [0, 1), or None for the recipe's"
         )
         blocks = 0 if self.blocks is None else self.blocks
-        good = 0 <= blocks < 1 or (blocks == int(blocks) and blocks <= MAX_BLOCKS)
+        good = 0 <= blocks < 1 or (1 <= blocks <= MAX_BLOCKS and blocks == int(blocks))
         require(good, "Stage", "blocks", self.blocks, "a whole number, or a fraction of the arm's below 1")
         for name in ("width", "context"):
             value = getattr(self, name)

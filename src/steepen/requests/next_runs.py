@@ -41,7 +41,7 @@ class Next(ReadsTable, Request[NextResult]):
     arm: Annotated[tuple[str, ...], Option("Only this arm. Repeatable. Default: all.")] = ()
     question: Annotated[
         Literal["grows", "better"],
-        Option("grows: does the gain grow with compute? better: is the arm better in the common range?"),
+        Option("Does the gain grow with compute (grows), or is the arm better in the common range (better)."),
     ] = "grows"
     level: Annotated[Level, Option("Family-wise significance level of the question.")] = 0.05
     noise: Annotated[
