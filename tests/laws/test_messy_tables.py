@@ -380,6 +380,9 @@ def test_options_that_mean_nothing_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "runs.csv").write_text("arm,flops,loss\na,1e18,3\n")
     with pytest.raises(UsageError, match="`at` is for runs of a tracker"):
         fit(tmp_path / "runs.csv", at="best")
+    with pytest.raises(UsageError, match="write final, best, or a step such as 10000") as error:
+        fit(tmp_path / "runs.csv", at="9" * 5000)
+    assert len(str(error.value)) < 500
     with pytest.raises(UsageError, match="`x`, `predict` and `exit_code` are for `law` compute"):
         fit(runs(), law="chinchilla", predict=[1e21])
 
