@@ -14,6 +14,8 @@ shift 2
 export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
 three=vanilla,operator-1,untied-grow
 eight=vanilla,deep-vanilla,operator-1,loop-2,untied-2,deep-vanilla-grow,loop-grow,untied-grow
+axes=vanilla,untied-grow,untied-2+passes=2-4-6@0.5-0.75,vanilla+blocks=1-all@0.3
+axes=$axes,vanilla+width=0.5-1@0.4,vanilla+context=0.25-1@0.5
 recipes=() # of the rates that were found, once they are
 for file in "$work"/studies/rates-at-the-top/recipe-*.yaml; do
     if [ -e "$file" ]; then recipes+=(--recipe "$file"); fi
@@ -48,6 +50,9 @@ step() {
     design) for one in allocation growth-target growth-fraction growth-timing tpp passes; do
         tuned "$one" "$one"
     done ;;
+    growth) # along other axes; even depths, because half the width needs an even number of heads
+        tuned growth-axes ladder --rungs 4,6,8,10 --seeds 0,1 --arms "$axes"
+        ;;
     depth) tuned kl-depth ladder --arms "$eight" --seeds 0 --score kl-depth ;;
     data) tuned data-constrained data-constrained ;;
     *) echo "run.sh: no step $1" >&2 && exit 2 ;;
@@ -57,7 +62,7 @@ for one in "${@:-}"; do
     if [ -n "$one" ]; then
         step "$one"
     else
-        for each in top-rates ladder seeds recheck forecast transfer ablations design depth data; do
+        for each in top-rates ladder seeds recheck forecast transfer ablations design growth depth data; do
             bash "$0" "$data" "$work" "$each" # anew, with the recipes that the step before has written
         done
     fi

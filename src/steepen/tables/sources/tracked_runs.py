@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steepen.errors import SteepenError, UsageError, show
+from steepen.errors import MAX_WHOLE, SteepenError, UsageError, show
 from steepen.tables.table import Table, table_from
 
-MAX_STEP_DIGITS = 15  # Python converts no more than some thousand, and no run has as many steps
 TRACKERS = (
     "runs of a tracker (wandb:ENTITY/PROJECT, mlflow:EXPERIMENT, trackio:PROJECT, or a folder of W&B, MLflow "
     "or TensorBoard)"
@@ -70,7 +69,7 @@ def tracked_table(source: str, columns: Mapping[str, str], at: str) -> Table | N
 def _parse_at(at: str) -> int | None:
     if at in ("final", "best"):
         return None
-    if not at.isdecimal() or len(at) > MAX_STEP_DIGITS:
+    if not at.isdecimal() or len(at) > len(str(MAX_WHOLE)):
         raise UsageError(f"`at` is {show(at)}; write final, best, or a step such as 10000.")
     return int(at)
 
