@@ -13,7 +13,8 @@ work=$2
 shift 2
 export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
 three=vanilla,operator-1,untied-grow
-eight=vanilla,deep-vanilla,operator-1,loop-2,untied-2,deep-vanilla-grow,loop-grow,untied-grow
+fixed=vanilla,deep-vanilla,operator-1,loop-2,untied-2
+eight=$fixed,deep-vanilla-grow,loop-grow,untied-grow
 axes=vanilla,untied-grow,untied-2+passes=2-4-6@0.5-0.75,vanilla+blocks=1-all@0.3
 axes=$axes,vanilla+width=0.5-1@0.4,vanilla+context=0.25-1@0.5
 recipes=() # of the rates that were found, once they are
@@ -29,7 +30,7 @@ study() { # name, then the words of `steepen study`
 tuned() { study "$@" ${recipes[@]+"${recipes[@]}"}; }
 step() {
     case $1 in
-    rates) study rates replication:rates --arms vanilla,deep-vanilla,operator-1,loop-2,untied-2 --rungs 4,6 ;;
+    rates) study rates replication:rates --arms "$fixed" --rungs 4,6 ;;
     chain) for arm in vanilla operator-1 untied-2; do
         study "chain-tuning-mini-$arm" chain-tuning --from-recipe --arms "$arm"
     done ;;
@@ -40,7 +41,9 @@ step() {
         study recheck replication:recheck --arms "$three" --rungs 8
         ;;
     # From here on with rates that are bracketed where the ladders are decided.
-    top-rates) study rates-at-the-top replication:rates --arms "$eight" --rungs 5,7,9 ;;
+    top-rates) # the growth arms have the values of their fixed arm, as in the paper
+        study rates-at-the-top replication:rates --arms "$fixed" --rungs 5,7,9 --center=-1 --coarse
+        ;;
     ladder) tuned ladder ladder --arms "$eight" --seeds 0,1 ;;
     seeds) tuned ladder-seeds replication:noise --arms "$eight" --rungs 4-7 --seeds 2,3 ;;
     recheck) tuned recheck replication:recheck --arms "$three" --rungs 9 ;;

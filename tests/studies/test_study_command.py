@@ -353,3 +353,20 @@ def test_documented_custom_study_runs_as_module_function(
     assert "warmup-study does not take --rungs" in capsys.readouterr().err
     assert main(["study", "warmup_study:missing", "--dry-run"]) == 2
     assert "the study 'warmup_study:missing' could not be loaded" in capsys.readouterr().err
+
+
+def test_options_of_a_custom_study_have_the_types_of_its_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "typed_study.py").write_text(
+        "from __future__ import annotations\n"
+        "from collections.abc import Sequence\n"
+        "def typed_study(context, *, count: int = 3, sizes: Sequence[int], quick: bool = False, other=1):\n"
+        "    raise ValueError(repr((count, sizes, quick, other)))\n"
+        "    yield\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ["--count", "2k", "--sizes", "4-6", "--quick", "--other", "x", "--dry-run"]
+    assert main(["study", "typed_study:typed_study", *words]) == 70
+    assert "ValueError: (2000, (4, 5, 6), True, 'x')" in capsys.readouterr().err
+    assert main(["study", "typed_study:typed_study", "--count", "few", "--dry-run"]) == 2

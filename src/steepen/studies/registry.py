@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_type_hints
 
 from steepen.errors import UsageError, nearest
 from steepen.utils.codec import Option, Range
@@ -107,7 +107,7 @@ class StudyEntry:
         """The types of its options by name: those of `OPTIONS`, of which a custom study may have others."""
         names = self.takes.split() or list(inspect.signature(self.function).parameters)[1:]
         ordered = sorted(names, key=lambda name: [*OPTIONS, name].index(name))
-        return {name: OPTIONS.get(name, Annotated[Any, Option("", PANEL)]) for name in ordered}
+        return {name: OPTIONS.get(name) or _own_option(self.function, name) for name in ordered}
 
     def start(self, context: StudyContext, options: Mapping[str, Any]) -> Study:
         """The study's generator; an option it does not take is rejected."""
@@ -129,6 +129,19 @@ class StudyEntry:
         next(self.start(context, options))
         if STUDIES.get(self.name) is self:  # a custom study may ask for recipes later
             context.choice.require_asked()
+
+
+def _own_option(function: Callable[..., Study], name: str) -> Any:
+    """An option that only a custom study has, with the type of its parameter."""
+    try:
+        hint = get_type_hints(function, include_extras=True).get(name, Any)
+    except NameError:  # a name imported for type checkers alone
+        hint = Any
+    if hint in (int, float, str):
+        hint |= None  # not given
+    elif hint in (Sequence[int], tuple[int, ...]):
+        hint = Integers
+    return Annotated[hint, Option("", PANEL)]
 
 
 _PACKAGE = "steepen.studies"
