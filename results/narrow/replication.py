@@ -18,7 +18,7 @@ from steepen.studies.answer import Answer, Study, Table, Work
 from steepen.studies.cells import Cell, Cells, Plan, measure, run_concurrently
 from steepen.studies.context import StudyContext
 
-FURTHEST = 8  # power of √2 around the recipe's rate
+FIRST, FURTHEST = (-2, 0, 2), 8  # powers of √2 around the recipe's rate
 AUTHORS_STORAGE = ("optimizer.embedding_precision=bf16", "model.rope_table=bf16")
 Losses = dict[int, list[float]]  # by power of √2, one per seed
 
@@ -29,22 +29,15 @@ def rates(
     arms: Sequence[str] = (),
     rungs: Sequence[int] = (4, 6, 8),
     seeds: Sequence[int] = (0,),
-    center: int = 0,
-    coarse: bool = False,
 ) -> Study:
     """The best learning rate of every arm at several sizes, bracketed, and the rule through the optima.
 
-    At each size, rates ½, 1 and 2 times the recipe's are tried (around the power `center` of √2), further
-    ones by 2 while the best is at an edge, then, unless `coarse`, √2 on both sides of the best. Runs are as
-    long as in the ladder. A parabola of the loss in the logarithm of the rate, through the best and its
-    neighbours, gives the optimum.
+    At each size, rates ½, 1 and 2 times the recipe's are tried, further ones by 2 while the best is at an
+    edge, then √2 on both sides of the best. Runs are as long as in the ladder. A parabola of the loss in the
+    logarithm of the rate, through the best and its neighbours, gives the optimum.
     """
     chosen = [find_arm(name) for name in arms or context.preset.arms]
-    parts = [
-        _sweep(context, arm, depth, seeds, center, coarse)
-        for depth in sorted(rungs, reverse=True)
-        for arm in chosen
-    ]
+    parts = [_sweep(context, arm, depth, seeds) for arm in chosen for depth in sorted(rungs, reverse=True)]
     swept: list[tuple[Arm, int, Losses, list[str]]] = yield from run_concurrently(parts)
     files: list[RecipeFile] = []
     rows: list[tuple[Any, ...]] = []
@@ -92,12 +85,12 @@ def rates(
 
 
 def _sweep(
-    context: StudyContext, arm: Arm, depth: int, seeds: Sequence[int], center: int, coarse: bool
+    context: StudyContext, arm: Arm, depth: int, seeds: Sequence[int]
 ) -> Work[tuple[Arm, int, Losses, list[str]]]:
     found: Losses = {}
     runs: list[str] = []
-    missing = [center - 2, center, center + 2]
-    refined = coarse
+    missing = list(FIRST)
+    refined = False
     while missing:
         plans: list[Plan] = []
         for power in missing:

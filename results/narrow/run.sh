@@ -12,22 +12,16 @@ data=$1 # "" for a dry run before there are any
 work=$2
 shift 2
 export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
-three=vanilla,operator-1,untied-grow
 fixed=vanilla,deep-vanilla,operator-1,loop-2,untied-2
 eight=$fixed,deep-vanilla-grow,loop-grow,untied-grow
 axes=vanilla,untied-grow,untied-2+passes=2-4-6@0.5-0.75,vanilla+blocks=1-all@0.3
 axes=$axes,vanilla+width=0.5-1@0.4,vanilla+context=0.25-1@0.5
-recipes=() # of the rates that were found, once they are
-for file in "$work"/studies/rates-at-the-top/recipe-*.yaml; do
-    if [ -e "$file" ]; then recipes+=(--recipe "$file"); fi
-done
 study() { # name, then the words of `steepen study`
     name=$1
     shift
     # shellcheck disable=SC2086
     steepen study "$@" --name "$name" --preset mini ${data:+--data "$data"} --runs "$work/runs" --studies "$work/studies" ${OPTIONS:-}
 }
-tuned() { study "$@" ${recipes[@]+"${recipes[@]}"}; }
 step() {
     case $1 in
     rates) study rates replication:rates --arms "$fixed" --rungs 4,6 ;;
@@ -35,29 +29,20 @@ step() {
         study "chain-tuning-mini-$arm" chain-tuning --from-recipe --arms "$arm"
     done ;;
     storage) study authors-storage replication:authors_storage --arms vanilla,operator-1 --rungs 5,6 --seeds 0-3 ;;
-    first) # the ladder that is published so far
-        study ladder ladder --arms "$three" --rungs 4-8 --seeds 0,1
-        study ladder-seeds replication:noise --arms "$three" --rungs 4-6 --seeds 2,3
-        study recheck replication:recheck --arms "$three" --rungs 8
-        ;;
-    # From here on with rates that are bracketed where the ladders are decided.
-    top-rates) # the growth arms have the values of their fixed arm, as in the paper
-        study rates-at-the-top replication:rates --arms "$fixed" --rungs 5,7,9 --center=-1 --coarse
-        ;;
-    ladder) tuned ladder ladder --arms "$eight" --seeds 0,1 ;;
-    seeds) tuned ladder-seeds replication:noise --arms "$eight" --rungs 4-7 --seeds 2,3 ;;
-    recheck) tuned recheck replication:recheck --arms "$three" --rungs 9 ;;
-    forecast) tuned extrapolate extrapolate ;;
-    transfer) tuned transfer transfer ;;
-    ablations) tuned ablations ablations --rungs 4-7 --seeds 0 ;;
+    ladder) study ladder ladder --arms "$eight" --seeds 0,1 ;;
+    seeds) study ladder-seeds replication:noise --arms "$eight" --rungs 4-7 --seeds 2,3 ;;
+    recheck) study recheck replication:recheck --arms "$fixed" --rungs 9 ;; # do the rates hold at the top?
+    forecast) study extrapolate extrapolate ;;
+    transfer) study transfer transfer ;;
+    ablations) study ablations ablations --rungs 4-7 --seeds 0 ;;
     design) for one in allocation growth-target growth-fraction growth-timing tpp passes; do
-        tuned "$one" "$one"
+        study "$one" "$one"
     done ;;
     growth) # along other axes; even depths, because half the width needs an even number of heads
-        tuned growth-axes ladder --rungs 4,6,8,10 --seeds 0,1 --arms "$axes"
+        study growth-axes ladder --rungs 4,6,8,10 --seeds 0,1 --arms "$axes"
         ;;
-    depth) tuned kl-depth ladder --arms "$eight" --seeds 0 --score kl-depth ;;
-    data) tuned data-constrained data-constrained ;;
+    depth) study kl-depth ladder --arms "$eight" --seeds 0 --score kl-depth ;;
+    data) study data-constrained data-constrained ;;
     *) echo "run.sh: no step $1" >&2 && exit 2 ;;
     esac
 }
@@ -65,8 +50,8 @@ for one in "${@:-}"; do
     if [ -n "$one" ]; then
         step "$one"
     else
-        for each in top-rates ladder seeds recheck forecast transfer ablations design growth depth data; do
-            bash "$0" "$data" "$work" "$each" # anew, with the recipes that the step before has written
+        for each in ladder seeds recheck forecast transfer ablations design growth depth data; do
+            step "$each"
         done
     fi
 done
