@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 from steepen.errors import UsageError
-from steepen.utils.codec import Option, Range
+from steepen.utils.codec import HelpPanel, Range, option
 from steepen.utils.values import Integers, Tokens, Words
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from steepen.evaluation.core.run_suite import CoreOptions
 
 # Panels of --help.
-CORE = "CORE"
-DEPTH = "KL effective depth"
+CORE = HelpPanel("CORE")
+DEPTH = HelpPanel("KL effective depth")
 DEPTH_TOKENS = 16_384  # for KL effective depth, where no other number is requested
 
 
@@ -25,45 +25,27 @@ DEPTH_TOKENS = 16_384  # for KL effective depth, where no other number is reques
 class ScoreOptions:
     """What to measure; the validation loss is always measured."""
 
-    passes: Annotated[Integers | None, Option("Measure the loss at these core passes: 1-8 or 1,2,4.")] = None
-    validation_tokens: Annotated[Tokens | None, Option("Validation tokens; default: as in training.")] = None
-    core: Annotated[
-        Path | None,
-        Option("Directory of a CORE bundle (core.yaml, eval_meta_data.csv, eval_data/).", CORE),
-    ] = None
-    core_examples: Annotated[
-        int | None, Range(1, 10**9), Option("Maximum examples per task (a fixed subset).", CORE)
-    ] = None
-    convention: Annotated[
-        Literal["authors", "nanochat"],
-        Option("How CORE is scored: authors (of the paper) or nanochat; they differ in seeds and NLL.", CORE),
-    ] = "authors"
-    seeds: Annotated[
-        Integers | None,
-        Option(
-            "Seeds of the few-shot demonstrations; scores are averaged over them. Default: 0,1,2 (authors) "
-            "or 1234 (nanochat).",
-            CORE,
-        ),
-    ] = None
-    tasks: Annotated[
-        Words | None,
-        Option("Only these tasks: comma-separated labels, or core17 for the paper's subset.", CORE),
-    ] = None
-    token_budget: Annotated[
-        int | None,
-        Range(1, 10**12),
-        Option("Padded tokens per CORE batch; lower it to save memory.", CORE),
-    ] = None
-    kl_depth: Annotated[bool, Option("Measure KL effective depth.", DEPTH)] = False
-    kl_threshold: Annotated[float, Range(0, 1e6), Option("KL threshold in nats.", DEPTH)] = 2.0
-    kl_direction: Annotated[
-        Literal["final-to-block", "block-to-final"],
-        Option("KL direction: final-to-block or block-to-final.", DEPTH),
-    ] = "final-to-block"
-    kl_depth_tokens: Annotated[
-        Tokens | None, Option(f"Validation tokens for `kl_depth`. Default: {DEPTH_TOKENS:,}.", DEPTH)
-    ] = None
+    passes: Integers | None = option("Measure the loss at these core passes: 1-8 or 1,2,4.")
+    validation_tokens: Tokens | None = option("Validation tokens; default: as in training.")
+    core: Path | None = CORE("Directory of a CORE bundle (core.yaml, eval_meta_data.csv, eval_data/).")
+    core_examples: int | None = CORE("Maximum examples per task (a fixed subset).", limits=Range(1, 10**9))
+    convention: Literal["authors", "nanochat"] = CORE(
+        "How CORE is scored: authors (of the paper) or nanochat; they differ in seeds and NLL.", "authors"
+    )
+    seeds: Integers | None = CORE(
+        "Seeds of the few-shot demonstrations; scores are averaged over them. Default: 0,1,2 (authors) or "
+        "1234 (nanochat)."
+    )
+    tasks: Words | None = CORE("Only these tasks: comma-separated labels, or core17 for the paper's subset.")
+    token_budget: int | None = CORE(
+        "Padded tokens per CORE batch; lower it to save memory.", limits=Range(1, 10**12)
+    )
+    kl_depth: bool = DEPTH("Measure KL effective depth.", False)
+    kl_threshold: float = DEPTH("KL threshold in nats.", 2.0, Range(0, 1e6))
+    kl_direction: Literal["final-to-block", "block-to-final"] = DEPTH(
+        "KL direction: final-to-block or block-to-final.", "final-to-block"
+    )
+    kl_depth_tokens: Tokens | None = DEPTH(f"Validation tokens for `kl_depth`. Default: {DEPTH_TOKENS:,}.")
 
     @cached_property
     def bundle(self) -> Bundle | None:

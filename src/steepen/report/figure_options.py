@@ -11,7 +11,7 @@ from typing import Annotated, TypeAlias
 from steepen.errors import UsageError, nearest
 from steepen.report.colours import arm_key, arm_styles, own_colour
 from steepen.results.panel import Panel, Series
-from steepen.utils.codec import Option
+from steepen.utils.codec import option
 from steepen.utils.values import Pairs, Text, Words, from_text
 
 
@@ -30,15 +30,13 @@ Size: TypeAlias = Annotated[tuple[float, float], Text(parse_size, "inches like 7
 class FigureOptions:
     """Choices for a figure; each is an option of the command (`--figure-size`) and of `save_figure`."""
 
-    panels: Annotated[
-        Words, Option("Panels to draw, by number or by a word of their title: 1,multiplier.")
-    ] = ()
-    size: Annotated[Size | None, Option("Width and height in inches: 7x2.5.")] = None
-    labels: Annotated[
-        Pairs | None, Option("Names to show: base=Transformer,moe_8x=MoE. Default: as the table has them.")
-    ] = None
-    colours: Annotated[Pairs | None, Option("Colours of arms: base=#000000,moe_8x=#d55e00.")] = None
-    order: Annotated[Words, Option("Order of the arms in the legend; others follow.")] = ()
+    panels: Words = option("Panels to draw, by number or by a word of their title: 1,multiplier.", ())
+    size: Size | None = option("Width and height in inches: 7x2.5.")
+    labels: Pairs | None = option(
+        "Names to show: base=Transformer,moe_8x=MoE. Default: as the table has them."
+    )
+    colours: Pairs | None = option("Colours of arms: base=#000000,moe_8x=#d55e00.")
+    order: Words = option("Order of the arms in the legend; others follow.", ())
 
     @property
     def titles(self) -> dict[str, str]:

@@ -28,14 +28,12 @@ from typer.core import TyperCommand, TyperGroup
 
 from steepen.errors import INTERNAL, SteepenError, UsageError, failure_of
 from steepen.requests.registry import VERBS, Verb, find_verb
-from steepen.requests.request import Argument, Field, Request, fields_of, option_fields, with_flags
+from steepen.requests.request import OUTPUT, Argument, Field, Request, fields_of, option_fields, with_flags
 from steepen.results.table import WRITERS, check_figure, check_report, check_table
-from steepen.utils.codec import Option
 from steepen.utils.formatting import printable_output
 from steepen.utils.imports import code_from
 from steepen.utils.values import metavar, repeats
 
-OUTPUT = "Output"  # panel of the options that every command has
 PREFIX = "output_"  # before their names among the parameters that typer sees
 
 
@@ -43,15 +41,13 @@ PREFIX = "output_"  # before their names among the parameters that typer sees
 class Output:
     """What a command does with its result besides printing it."""
 
-    json: Annotated[bool, Option("Print the result as JSON.", OUTPUT)] = False
-    figure: Annotated[Path | None, Option("Draw the result to this .pdf, .png or .svg.", OUTPUT)] = None
-    report: Annotated[
-        Path | None, Option("Write a self-contained page of the result to this .html.", OUTPUT)
-    ] = None
+    json: bool = OUTPUT("Print the result as JSON.", False)
+    figure: Path | None = OUTPUT("Draw the result to this .pdf, .png or .svg.")
+    report: Path | None = OUTPUT("Write a self-contained page of the result to this .html.")
     figure_options: Mapping[str, str] = field(default_factory=dict[str, str])
-    write_result: Annotated[
-        tuple[Path, ...], Option(f"Write the rows to this file ({', '.join(WRITERS)}). Repeatable.", OUTPUT)
-    ] = ()
+    write_result: tuple[Path, ...] = OUTPUT(
+        f"Write the rows to this file ({', '.join(WRITERS)}). Repeatable.", ()
+    )
 
     @staticmethod
     def of(words: Mapping[str, Any]) -> Output:
@@ -174,7 +170,7 @@ def _parameter(kind: type[Request[Any]], field: Field, prefix: str = "") -> insp
 
 def _shown_default(field: Field) -> str:
     """The default at the end of the help; typer would print one that is given as text in parentheses."""
-    default = field.option.default or default_text(field)
+    default = field.option.shown or default_text(field)
     return f" [dim]{escape(f'[default: {default}]')}[/dim]" if default else ""
 
 

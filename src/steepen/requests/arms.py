@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from steepen.requests.request import Option, Request, function
+from steepen.requests.request import Request, function
 from steepen.results.arms import ArmsResult, BestPassesResult
+from steepen.utils.codec import option
 from steepen.utils.values import Depth, Numbers
 
 
@@ -25,7 +26,7 @@ class Arms(Request[ArmsResult]):
     examples = ("steepen arms --depth 12",)
     figure = tables = True
 
-    depth: Annotated[Depth, Option("Nominal depth ℓ; the width is 128·ℓ.")] = 8
+    depth: Depth = option("Nominal depth ℓ; the width is 128·ℓ.", 8)
 
     def run(self) -> ArmsResult:
         """The table of arms."""
@@ -45,16 +46,14 @@ class BestPasses(Request[BestPassesResult]):
     examples = ("steepen best-passes --depth 10 --tpp 6,20",)
     tables = True
 
-    depth: Annotated[Depth, Option("Nominal depth of the size, at least 3.")] = 8
-    tpp: Annotated[
-        Numbers, Option("Tokens per stored parameter that the compute buys at one pass; with commas.")
-    ] = (6.0, 12.0, 24.0, 48.0)
+    depth: Depth = option("Nominal depth of the size, at least 3.", 8)
+    tpp: Numbers = option(
+        "Tokens per stored parameter that the compute buys at one pass; with commas.", (6.0, 12.0, 24.0, 48.0)
+    )
     _: KW_ONLY
-    family: Annotated[Literal["tied", "untied", "both"], Option("tied, untied or both.")] = "both"
-    study: Annotated[
-        str | None, Option("A finished `passes` study whose laws to use instead of the paper's.")
-    ] = None
-    studies: Annotated[Path, Option("Directory of all studies.")] = Path("studies")
+    family: Literal["tied", "untied", "both"] = option("tied, untied or both.", "both")
+    study: str | None = option("A finished `passes` study whose laws to use instead of the paper's.")
+    studies: Path = option("Directory of all studies.", Path("studies"))
 
     def run(self) -> BestPassesResult:
         """K* of each family at each number of tokens per parameter."""

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from steepen.errors import UsageError
-from steepen.requests.request import Argument, Option, Request, function
+from steepen.requests.request import Argument, Request, function
 from steepen.results.data import DataResult, VerifiedData
-from steepen.utils.codec import Range
+from steepen.utils.codec import HelpPanel, Range, option
 from steepen.utils.values import Tokens
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ else:
     Sources = tuple[Any, ...]
 
 # Panels of --help.
-SPLIT = "Split"
-READING = "Reading"
-WRITING = "Writing"
+SPLIT = HelpPanel("Split")
+READING = HelpPanel("Reading")
+WRITING = HelpPanel("Writing")
 Directory = Annotated[Path, Argument("A prepared directory.")]
 
 
@@ -56,66 +56,42 @@ class Prepare(Request["Dataset"]):
             python="Also the function.",
         ),
     ] = ()
-    out: Annotated[
-        Path | None, Option("Output directory; written as DIR.partial until it is complete.", WRITING)
-    ] = None
+    out: Path | None = WRITING("Output directory; written as DIR.partial until it is complete.")
     _: KW_ONLY
-    mix: Annotated[
-        str | None,
-        Option(
-            "Several sources by their shares of the tokens, as web/*.jsonl=0.7,hf:owner/code=0.3, or a YAML "
-            "file that also says how each is read and how often at most (docs/data.md). The mixture ends "
-            "where a source runs out.",
-        ),
-    ] = None
-    tokenizer: Annotated[
-        str,
-        Option(
-            "gpt2; bpe:SIZE, trained on the source; cl100k_base, o200k_base and others of tiktoken; a "
-            "tokenizer.json, a folder of transformers, a SentencePiece .model, or hf:OWNER/NAME@REVISION.",
-            WRITING,
-        ),
-    ] = "gpt2"
-    val_tokens: Annotated[
-        int | None,
-        Range(0, 10**15),
-        Option("Validation tokens to split off, by document. Default: 1/50, at most 10,485,760.", SPLIT),
-    ] = None
-    val_source: Annotated[
-        tuple[Any, ...], Option("Take validation from this source instead. Repeatable.", SPLIT)
-    ] = ()
-    max_tokens: Annotated[
-        Tokens | None, Option("Stop after the document that reaches this many training tokens.", SPLIT)
-    ] = None
-    dedup_tokens: Annotated[
-        int | None,
-        Range(0, 10**9),
-        Option(
-            "Drop training documents whose first so many tokens equal those of a validation document (needs "
-            "`val_source`); 0: drop none. Default: whole documents are compared.",
-            SPLIT,
-        ),
-    ] = None
-    field: Annotated[str, Option("Field of JSON lines or Parquet that holds the text.", READING)] = "text"
-    format: Annotated[
-        Literal["auto", "text", "jsonl", "parquet"], Option("auto, text, jsonl or parquet.", READING)
-    ] = "auto"
-    separator: Annotated[
-        str, Option("Separator between documents in text files; \\n is a line break.", READING)
-    ] = "<|endoftext|>"
-    replace_invalid: Annotated[bool, Option("Read invalid UTF-8 as U+FFFD.", READING)] = False
-    hub: Annotated[
-        str | None,
-        Option("Another Hugging Face Hub: its URL, or a directory with its layout.", READING),
-    ] = None
-    dtype: Annotated[Literal["auto", "uint16", "uint32"], Option("auto, uint16 or uint32.", WRITING)] = "auto"
-    shard_tokens: Annotated[int, Range(256, 10**12), Option("Tokens per shard file.", WRITING)] = 100_000_000
-    threads: Annotated[
-        int | None,
-        Range(1, 10_000),
-        Option("Tokenizer threads; they do not change the result. Default: all cores.", WRITING),
-    ] = None
-    restart: Annotated[bool, Option("Delete an unfinished preparation first.", WRITING)] = False
+    mix: str | None = option(
+        "Several sources by their shares of the tokens, as web/*.jsonl=0.7,hf:owner/code=0.3, or a YAML "
+        "file that also says how each is read and how often at most (docs/data.md). The mixture ends where "
+        "a source runs out."
+    )
+    tokenizer: str = WRITING(
+        "gpt2; bpe:SIZE, trained on the source; cl100k_base, o200k_base and others of tiktoken; a "
+        "tokenizer.json, a folder of transformers, a SentencePiece .model, or hf:OWNER/NAME@REVISION.",
+        "gpt2",
+    )
+    val_tokens: int | None = SPLIT(
+        "Validation tokens to split off, by document. Default: 1/50, at most 10,485,760.",
+        limits=Range(0, 10**15),
+    )
+    val_source: tuple[Any, ...] = SPLIT("Take validation from this source instead. Repeatable.", ())
+    max_tokens: Tokens | None = SPLIT("Stop after the document that reaches this many training tokens.")
+    dedup_tokens: int | None = SPLIT(
+        "Drop training documents whose first so many tokens equal those of a validation document (needs "
+        "`val_source`); 0: drop none. Default: whole documents are compared.",
+        limits=Range(0, 10**9),
+    )
+    field: str = READING("Field of JSON lines or Parquet that holds the text.", "text")
+    format: Literal["auto", "text", "jsonl", "parquet"] = READING("auto, text, jsonl or parquet.", "auto")
+    separator: str = READING(
+        "Separator between documents in text files; \\n is a line break.", "<|endoftext|>"
+    )
+    replace_invalid: bool = READING("Read invalid UTF-8 as U+FFFD.", False)
+    hub: str | None = READING("Another Hugging Face Hub: its URL, or a directory with its layout.")
+    dtype: Literal["auto", "uint16", "uint32"] = WRITING("auto, uint16 or uint32.", "auto")
+    shard_tokens: int = WRITING("Tokens per shard file.", 100_000_000, Range(256, 10**12))
+    threads: int | None = WRITING(
+        "Tokenizer threads; they do not change the result. Default: all cores.", limits=Range(1, 10_000)
+    )
+    restart: bool = WRITING("Delete an unfinished preparation first.", False)
 
     def check(self) -> None:
         """A directory is needed, and either sources or a mixture."""

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.score_options import ScoreOptions
 from steepen.requests.launching import UsesLauncher
-from steepen.requests.request import Argument, Option, Request, function
+from steepen.requests.request import OUTPUT, Argument, Option, Request, function
 from steepen.results.evaluate import EvaluatedRuns, EvaluationResult, FilteredTasks
 from steepen.results.files import Written
 from steepen.results.runs import Run, Runs
-from steepen.utils.codec import Range
+from steepen.utils.codec import HelpPanel, Range, option
 from steepen.utils.values import Device, Several
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from steepen.runs.spec import RunSpec
     from steepen.runs.store import RunDirectory, RunStore
 
-MANY = "Many runs"  # panel of --help
+MANY = HelpPanel("Many runs")  # panel of --help
 DeviceField: TypeAlias = Annotated[Device, Option("auto, cpu, cuda, cuda:N.")]
 PrecisionField: TypeAlias = Annotated[
     Literal["auto", "fp32", "bf16"], Option("auto (the run's own; bf16 for fp8 runs), fp32 or bf16.")
@@ -54,62 +54,42 @@ class Evaluate(ScoreOptions, UsesLauncher, Request["EvaluationResult | Evaluated
             python="Also a Run, or what open_runs returns.",
         ),
     ] = ()
-    data: Annotated[
-        Any,
-        Option(
-            "Prepared data with the run's tokenizer; its validation tokens are used. With `hf`, any prepared "
-            "data: its validation text is encoded with the model's tokenizer.",
-            metavar="<path>",
-            python="Also a Dataset.",
-        ),
-    ] = None
+    data: Any = option(
+        "Prepared data with the run's tokenizer; its validation tokens are used. With `hf`, any prepared "
+        "data: its validation text is encoded with the model's tokenizer.",
+        metavar="<path>",
+        python="Also a Dataset.",
+    )
     _: KW_ONLY
-    hf: Annotated[
-        str | None,
-        Option(
-            "Score a causal language model of transformers instead of a run: a folder, or a name on the "
-            "Hugging Face Hub.",
-            metavar="DIR_OR_NAME",
-        ),
-    ] = None
-    trust_remote_code: Annotated[bool, Option("With `hf`: run modeling code that comes with it.")] = False
-    update_record: Annotated[
-        bool | None,
-        Option(
-            "Add the scores to the run's record. Default: for a finished run, if the data is known to have "
-            "its tokenizer.",
-            "Output",
-        ),
-    ] = None
+    hf: str | None = option(
+        "Score a causal language model of transformers instead of a run: a folder, or a name on the Hugging "
+        "Face Hub.",
+        metavar="DIR_OR_NAME",
+    )
+    trust_remote_code: bool = option("With `hf`: run modeling code that comes with it.", False)
+    update_record: bool | None = OUTPUT(
+        "Add the scores to the run's record. Default: for a finished run, if the data is known to have its "
+        "tokenizer."
+    )
     device: DeviceField = "auto"
     precision: PrecisionField = "auto"
-    study: Annotated[str | None, Option("Evaluate the runs of this study.", MANY)] = None
-    studies: Annotated[Path, Option("Directory of the studies.", MANY)] = Path("studies")
-    split_runs: Annotated[
-        str | None,
-        Option(
-            "Evaluate part I of N of the runs, with I from 0 to N − 1: one job each.", MANY, metavar="I/N"
-        ),
-    ] = None
-    launcher: Annotated[
-        Any,
-        Option(
-            "Evaluate each run as a job: local, slurm, ray or module:attribute. Default: one after another "
-            "in this process, or local with `jobs`.",
-            MANY,
-            python="Also the launcher's class.",
-        ),
-    ] = None
-    jobs: Annotated[int | None, Range(1, 10_000), Option("Max runs at a time.", MANY, flag="-j")] = None
-    launcher_options: Annotated[
-        tuple[str, ...],
-        Option(
-            "Option of the launcher, as in `steepen study`. Repeatable.",
-            MANY,
-            flag="--launcher-option",
-            metavar="KEY=VALUE",
-        ),
-    ] = ()
+    study: str | None = MANY("Evaluate the runs of this study.")
+    studies: Path = MANY("Directory of the studies.", Path("studies"))
+    split_runs: str | None = MANY(
+        "Evaluate part I of N of the runs, with I from 0 to N − 1: one job each.", metavar="I/N"
+    )
+    launcher: Any = MANY(
+        "Evaluate each run as a job: local, slurm, ray or module:attribute. Default: one after another in "
+        "this process, or local with `jobs`.",
+        python="Also the launcher's class.",
+    )
+    jobs: int | None = MANY("Max runs at a time.", limits=Range(1, 10_000), flag="-j")
+    launcher_options: tuple[str, ...] = MANY(
+        "Option of the launcher, as in `steepen study`. Repeatable.",
+        (),
+        flag="--launcher-option",
+        metavar="KEY=VALUE",
+    )
 
     def check(self) -> None:
         """Reject a request without something to score, and scores that cannot be measured."""
@@ -278,14 +258,10 @@ class FilterTasks(Request[FilteredTasks]):
         Argument("Stores, run directories or record.json files of the reference arm.", metavar="RUNS"),
     ]
     _: KW_ONLY
-    arm: Annotated[str, Option("Only runs of this arm; the paper's reference is vanilla.")] = "vanilla"
-    min_gap: Annotated[float, Range(-1, 1), Option("Minimum accuracy above chance of the largest run.")] = (
-        0.02
-    )
-    min_tau: Annotated[
-        float, Range(-1, 1), Option("Minimum Kendall τ_b of accuracy with training tokens.")
-    ] = 0.50
-    out: Annotated[Path | None, Option("Write the selected labels to a file, one per line.")] = None
+    arm: str = option("Only runs of this arm; the paper's reference is vanilla.", "vanilla")
+    min_gap: float = option("Minimum accuracy above chance of the largest run.", 0.02, Range(-1, 1))
+    min_tau: float = option("Minimum Kendall τ_b of accuracy with training tokens.", 0.50, Range(-1, 1))
+    out: Path | None = option("Write the selected labels to a file, one per line.")
 
     def run(self) -> FilteredTasks:
         """Read the scores and apply both criteria."""
@@ -308,10 +284,8 @@ class FetchCore(Request[Written]):
 
     examples = ("steepen eval fetch-core --out eval_bundle",)
 
-    out: Annotated[Path, Option("Directory to write.")] = Path("eval_bundle")
-    address: Annotated[
-        str | None, Option("Download the archive from here instead of the public address.")
-    ] = None
+    out: Path = option("Directory to write.", Path("eval_bundle"))
+    address: str | None = option("Download the archive from here instead of the public address.")
 
     def run(self) -> Written:
         """Download, unpack and verify."""

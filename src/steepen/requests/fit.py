@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from steepen.errors import UsageError
-from steepen.requests.request import Option, Request, function
+from steepen.requests.request import Request, function
 from steepen.requests.tables import TABLE, ReadsTable
 from steepen.results.chinchilla import ChinchillaResult
 from steepen.results.fit import ComputeResult
 from steepen.results.fits_by import FitsBy
 from steepen.results.isoflop import IsoflopResult
-from steepen.utils.codec import Range
+from steepen.utils.codec import HelpPanel, Range, option
 from steepen.utils.console import spinner
 from steepen.utils.values import Confidence, Flops, Level, Noise, Numbers, Seed
 
@@ -27,11 +27,11 @@ OneFit: TypeAlias = ComputeResult | ChinchillaResult | IsoflopResult
 FitResult: TypeAlias = OneFit | FitsBy
 
 # Panels of --help.
-COMPUTE = "Law: compute"
-CHINCHILLA = "Law: chinchilla, looped"
-ISOFLOP = "Law: isoflop"
-INTERVALS = "Intervals"
-FORECASTS = "Registered forecasts"
+COMPUTE = HelpPanel("Law: compute")
+CHINCHILLA = HelpPanel("Law: chinchilla, looped")
+ISOFLOP = HelpPanel("Law: isoflop")
+INTERVALS = HelpPanel("Intervals")
+FORECASTS = HelpPanel("Registered forecasts")
 
 NEEDS = {  # columns of each law
     "compute": ("flops", "loss"),
@@ -66,155 +66,87 @@ class Fit(ReadsTable, Request[FitResult]):
     )
     figure = tables = True
 
-    by: Annotated[
-        str | None, Option("Fit the rows of every value of this column by themselves: dataset.", TABLE)
-    ] = None
-    reference: Annotated[str | None, Option("Arm that every other arm is compared with.")] = None
-    full: Annotated[
-        bool, Option("Print everything: sentences, what would change them, laws and multipliers.")
-    ] = False
-    exit_code: Annotated[
-        bool,
-        Option("For programs: exit with 3 if it is not resolved for some arm whether it is better.", COMPUTE),
-    ] = False
-    law: Annotated[
-        Literal["compute", "chinchilla", "looped", "isoflop"],
-        Option("compute, chinchilla, looped or isoflop."),
-    ] = "compute"
-    objective: Annotated[
-        Literal["raw-huber", "huber", "mse", "log-mse"] | None,
-        Option(
-            "Objective of the fit: huber (of log losses), mse or log-mse; for compute also raw-huber. For "
-            "compute it is how the paper's method fits E: its authors took raw-huber, of the losses "
-            "themselves. Default: raw-huber; huber for chinchilla and looped, log-mse for isoflop."
-        ),
-    ] = None
-    hold_out: Annotated[
-        tuple[str | float, ...],
-        Option(
-            "Hold runs out of the fit and score their prediction: FLOPS (every run at or above it), "
-            "ARM:FLOPS, or a table of runs; none for no run. Repeatable."
-        ),
-    ] = ()
-    budget: Annotated[
-        Flops | None, Option("Compute in FLOPs to predict at, besides 10 and 1000 times the top rung.")
-    ] = None
-    predict: Annotated[
-        Numbers | None,
-        Option("Print the loss of every arm at these FLOPs, with intervals for one run: 1e21,1e22.", COMPUTE),
-    ] = None
-
-    method: Annotated[
-        Literal["both", "joint", "paper"],
-        Option(
-            "joint (one E fitted to all arms), paper (E fitted to the reference alone), or both.", COMPUTE
-        ),
-    ] = "both"
-    reference_law: Annotated[
-        Literal["regression", "free-fit"],
-        Option(
-            "Where the paper's method takes the reference's own γ from: regression at E, like every arm, or "
-            "free-fit, the fit that gave E.",
-            COMPUTE,
-        ),
-    ] = "regression"
-    interpolate: Annotated[
-        Literal["raw-loss", "log-loss"],
-        Option(
-            "What is linear in log compute between rungs in interpolated multipliers: raw-loss (reproduces "
-            "the paper's numbers) or log-loss (what its text says).",
-            COMPUTE,
-        ),
-    ] = "raw-loss"
-    extrapolate: Annotated[
-        bool, Option("Also print fitted multipliers beyond the ladders, marked †.", COMPUTE)
-    ] = False
-    c0: Annotated[
-        Flops | None,
-        Option(
-            "C0 in FLOPs. Default: geometric mean of the reference's FLOPs; for paper:…, the FLOPs of its d8 "
-            "run.",
-            COMPUTE,
-        ),
-    ] = None
-    noise: Annotated[
-        Noise | None,
-        Option("Known standard deviation of a run's loss; lack of fit is added to it.", COMPUTE),
-    ] = None
-    irreducible_loss: Annotated[
-        str | float | None,
-        Option(
-            "E, if it is known: 1.69, or 1.69±0.05 (also 1.69+-0.05) with its error. Also for chinchilla and "
-            "looped.",
-            COMPUTE,
-        ),
-    ] = None
-    against: Annotated[
-        Literal["reference", "all"],
-        Option("Compare arms with the reference, or all with each other.", COMPUTE),
-    ] = "reference"
-    level: Annotated[
-        Level, Option("Family-wise significance level of each of the three questions.", COMPUTE)
-    ] = 0.05
-    adjust: Annotated[bool, Option("Share the level among the arms (Holm), or give it to each.", COMPUTE)] = (
-        True
+    by: str | None = TABLE("Fit the rows of every value of this column by themselves: dataset.")
+    reference: str | None = option("Arm that every other arm is compared with.")
+    full: bool = option("Print everything: sentences, what would change them, laws and multipliers.", False)
+    exit_code: bool = COMPUTE(
+        "For programs: exit with 3 if it is not resolved for some arm whether it is better.", False
     )
-    lr_regret: Annotated[
-        float | None,
-        Range(0, 100),
-        Option(
-            "Regret of a learning rate off by 2×, measured in a sweep: mistuning that would change a verdict "
-            "is then also given as a factor in the learning rate.",
-            COMPUTE,
-        ),
-    ] = None
-    margin: Annotated[
-        float, Range(0, 10), Option("Largest |Δγ|/γ that still counts as a constant gain.", COMPUTE)
-    ] = 0.025
-    equivalence: Annotated[
-        float,
-        Range(1e-6, 10),
-        Option("Largest difference in compute that counts as no difference: 0.05 is ±5%.", COMPUTE),
-    ] = 0.05
+    law: Literal["compute", "chinchilla", "looped", "isoflop"] = option(
+        "compute, chinchilla, looped or isoflop.", "compute"
+    )
+    objective: Literal["raw-huber", "huber", "mse", "log-mse"] | None = option(
+        "Objective of the fit: huber (of log losses), mse or log-mse; for compute also raw-huber. For "
+        "compute it is how the paper's method fits E: its authors took raw-huber, of the losses themselves. "
+        "Default: raw-huber; huber for chinchilla and looped, log-mse for isoflop."
+    )
+    hold_out: tuple[str | float, ...] = option(
+        "Hold runs out of the fit and score their prediction: FLOPS (every run at or above it), ARM:FLOPS, "
+        "or a table of runs; none for no run. Repeatable.",
+        (),
+    )
+    budget: Flops | None = option("Compute in FLOPs to predict at, besides 10 and 1000 times the top rung.")
+    predict: Numbers | None = COMPUTE(
+        "Print the loss of every arm at these FLOPs, with intervals for one run: 1e21,1e22."
+    )
 
-    confidence: Annotated[Confidence, Option("Confidence level of the intervals.", INTERVALS)] = 0.90
-    draws: Annotated[
-        int,
-        Range(0, 1_000_000),
-        Option("Draws of the intervals of interpolated multipliers.", INTERVALS),
-    ] = 2000
-    seed: Annotated[Seed, Option("Random seed of the draws.", INTERVALS)] = 0
+    method: Literal["both", "joint", "paper"] = COMPUTE(
+        "joint (one E fitted to all arms), paper (E fitted to the reference alone), or both.", "both"
+    )
+    reference_law: Literal["regression", "free-fit"] = COMPUTE(
+        "Where the paper's method takes the reference's own γ from: regression at E, like every arm, or "
+        "free-fit, the fit that gave E.",
+        "regression",
+    )
+    interpolate: Literal["raw-loss", "log-loss"] = COMPUTE(
+        "What is linear in log compute between rungs in interpolated multipliers: raw-loss (reproduces the "
+        "paper's numbers) or log-loss (what its text says).",
+        "raw-loss",
+    )
+    extrapolate: bool = COMPUTE("Also print fitted multipliers beyond the ladders, marked †.", False)
+    c0: Flops | None = COMPUTE(
+        "C0 in FLOPs. Default: geometric mean of the reference's FLOPs; for paper:…, the FLOPs of its d8 run."
+    )
+    noise: Noise | None = COMPUTE("Known standard deviation of a run's loss; lack of fit is added to it.")
+    irreducible_loss: str | float | None = COMPUTE(
+        "E, if it is known: 1.69, or 1.69±0.05 (also 1.69+-0.05) with its error. Also for chinchilla and "
+        "looped."
+    )
+    against: Literal["reference", "all"] = COMPUTE(
+        "Compare arms with the reference, or all with each other.", "reference"
+    )
+    level: Level = COMPUTE("Family-wise significance level of each of the three questions.", 0.05)
+    adjust: bool = COMPUTE("Share the level among the arms (Holm), or give it to each.", True)
+    lr_regret: float | None = COMPUTE(
+        "Regret of a learning rate off by 2×, measured in a sweep: mistuning that would change a verdict is "
+        "then also given as a factor in the learning rate.",
+        limits=Range(0, 100),
+    )
+    margin: float = COMPUTE("Largest |Δγ|/γ that still counts as a constant gain.", 0.025, Range(0, 10))
+    equivalence: float = COMPUTE(
+        "Largest difference in compute that counts as no difference: 0.05 is ±5%.", 0.05, Range(1e-6, 10)
+    )
 
-    delta: Annotated[
-        float, Range(1e-9, 1_000), Option("Delta of the Huber objective, in log loss.", CHINCHILLA)
-    ] = 1e-3
-    equal_exponents: Annotated[
-        bool, Option("One exponent, α = β: four parameters, so five runs are enough.", CHINCHILLA)
-    ] = False
+    confidence: Confidence = INTERVALS("Confidence level of the intervals.", 0.90)
+    draws: int = INTERVALS("Draws of the intervals of interpolated multipliers.", 2000, Range(0, 1_000_000))
+    seed: Seed = INTERVALS("Random seed of the draws.", 0)
 
-    vertex: Annotated[
-        Literal["quadratic", "akima"], Option("Minimum of a quadratic or an akima curve.", ISOFLOP)
-    ] = "quadratic"
-    nearest: Annotated[
-        int | None, Range(3, 10_000), Option("Fit only this many points around each minimum.", ISOFLOP)
-    ] = None
+    delta: float = CHINCHILLA("Delta of the Huber objective, in log loss.", 1e-3, Range(1e-9, 1_000))
+    equal_exponents: bool = CHINCHILLA(
+        "One exponent, α = β: four parameters, so five runs are enough.", False
+    )
 
-    register: Annotated[
-        Path | None,
-        Option(
-            "Add every arm's forecast at `budget` to this file, to be scored once the runs exist: law, hash "
-            "of the data, date and interval.",
-            FORECASTS,
-        ),
-    ] = None
-    score: Annotated[
-        Path | None,
-        Option(
-            "Score the forecasts of a file of `register` against the runs of the table, and add what was "
-            "measured to it; `steepen ledger` shows all, of any number of tables.",
-            FORECASTS,
-        ),
-    ] = None
+    vertex: Literal["quadratic", "akima"] = ISOFLOP("Minimum of a quadratic or an akima curve.", "quadratic")
+    nearest: int | None = ISOFLOP("Fit only this many points around each minimum.", limits=Range(3, 10_000))
+
+    register: Path | None = FORECASTS(
+        "Add every arm's forecast at `budget` to this file, to be scored once the runs exist: law, hash of "
+        "the data, date and interval."
+    )
+    score: Path | None = FORECASTS(
+        "Score the forecasts of a file of `register` against the runs of the table, and add what was "
+        "measured to it; `steepen ledger` shows all, of any number of tables."
+    )
 
     def check(self) -> None:
         """Reject registered forecasts of other laws, without a budget, or that are not there."""

@@ -11,7 +11,7 @@ from steepen.requests.report import FormatsField
 from steepen.requests.request import Argument, Option, Request, function
 from steepen.requests.tables import TABLE, as_table
 from steepen.results.forecast import DownstreamResult, ForecastResult, TaskForecastResult
-from steepen.utils.codec import Range
+from steepen.utils.codec import Range, option
 from steepen.utils.values import Pairs, Several, Words
 
 ArmsField: TypeAlias = Annotated[Words | None, Option("Only these arms, comma-separated.")]
@@ -44,55 +44,38 @@ class Forecast(Request["ForecastResult | TaskForecastResult"]):
         ),
     ]
     _: KW_ONLY
-    targets: Annotated[
-        tuple[Annotated[float, Range(1e-9, 1e60)], ...],
-        Option(
-            "Compute in FLOPs to forecast at (a loss, for a table without flops). Repeatable.",
-            flag="--target",
-        ),
-    ] = ()
-    tasks: Annotated[
-        Words,
-        Option(
-            "core17, all, comma-separated labels, or a file of `steepen eval filter --out`. If a run lacks "
-            "some of CORE's 22 tasks, the mean of the named ones is forecast instead."
-        ),
-    ] = ("core17",)
-    hold_out: Annotated[
-        tuple[str, ...],
-        Option(
-            "Hold a run (a unique prefix of its name; FLOPS or ARM:FLOPS of a table) out of every fit, "
-            "forecast and figure; none for no run. Default: forecast from all runs, and check the method on "
-            "the largest run of each arm. Repeatable."
-        ),
-    ] = ()
-    residuals: Annotated[
-        Literal["raw-nll", "log-nll"],
-        Option("Residuals that the task laws are fitted to: raw-nll (the paper's authors) or log-nll."),
-    ] = "raw-nll"
-    ratio: Annotated[
-        Literal["measured", "predicted"],
-        Option(
-            "What the factor from the tasks to CORE is fitted to: the measured mean accuracy of the tasks "
-            "(the paper's authors) or the predicted one."
-        ),
-    ] = "measured"
+    targets: tuple[Annotated[float, Range(1e-9, 1e60)], ...] = option(
+        "Compute in FLOPs to forecast at (a loss, for a table without flops). Repeatable.",
+        (),
+        flag="--target",
+    )
+    tasks: Words = option(
+        "core17, all, comma-separated labels, or a file of `steepen eval filter --out`. If a run lacks some "
+        "of CORE's 22 tasks, the mean of the named ones is forecast instead.",
+        ("core17",),
+    )
+    hold_out: tuple[str, ...] = option(
+        "Hold a run (a unique prefix of its name; FLOPS or ARM:FLOPS of a table) out of every fit, forecast "
+        "and figure; none for no run. Default: forecast from all runs, and check the method on the largest "
+        "run of each arm. Repeatable.",
+        (),
+    )
+    residuals: Literal["raw-nll", "log-nll"] = option(
+        "Residuals that the task laws are fitted to: raw-nll (the paper's authors) or log-nll.", "raw-nll"
+    )
+    ratio: Literal["measured", "predicted"] = option(
+        "What the factor from the tasks to CORE is fitted to: the measured mean accuracy of the tasks (the "
+        "paper's authors) or the predicted one.",
+        "measured",
+    )
     arms: ArmsField = None
-    chain: Annotated[
-        Literal["gadre", "olmo", "paper", "direct"],
-        Option(
-            "How accuracy follows loss: gadre (exponential), olmo (sigmoid of four parameters), paper "
-            "(sigmoid of two), or direct (a power law of the error in compute).",
-            TABLE,
-        ),
-    ] = "gadre"
-    columns: Annotated[
-        Pairs | None,
-        Option("Names of its columns, e.g. loss=answer_nll,accuracy=core_accuracy.", TABLE),
-    ] = None
-    where: Annotated[
-        tuple[str, ...], Option("Only rows with arm=a,b or params>=1e8. Repeatable.", TABLE)
-    ] = ()
+    chain: Literal["gadre", "olmo", "paper", "direct"] = TABLE(
+        "How accuracy follows loss: gadre (exponential), olmo (sigmoid of four parameters), paper (sigmoid "
+        "of two), or direct (a power law of the error in compute).",
+        "gadre",
+    )
+    columns: Pairs | None = TABLE("Names of its columns, e.g. loss=answer_nll,accuracy=core_accuracy.")
+    where: tuple[str, ...] = TABLE("Only rows with arm=a,b or params>=1e8. Repeatable.", ())
 
     def run(self) -> ForecastResult | TaskForecastResult:
         """Fit the runs or the table, check the fit, and forecast."""
@@ -168,26 +151,22 @@ class Downstream(Request[DownstreamResult]):
         ),
     ]
     _: KW_ONLY
-    reference: Annotated[str, Option("The arm that multipliers compare with.")] = "vanilla"
+    reference: str = option("The arm that multipliers compare with.", "vanilla")
     arms: ArmsField = None
-    hold_out: Annotated[
-        tuple[str, ...],
-        Option("Leave a run (the beginning of its name) out of every fit. Repeatable."),
-    ] = ()
-    targets: Annotated[
-        tuple[Annotated[float, Range(1, 1e40)], ...],
-        Option("Compute in FLOPs to forecast CORE at. Repeatable.", flag="--target"),
-    ] = ()
-    corpora: Annotated[
-        tuple[str, ...],
-        Option(
-            "Name a corpus, with the beginning of its hash. Repeatable.",
-            flag="--corpus",
-            metavar="HASH=NAME",
-            python="Also a dict.",
-        ),
-    ] = ()
-    out: Annotated[Path | None, Option("Write a page, figures and tables to this directory.")] = None
+    hold_out: tuple[str, ...] = option(
+        "Leave a run (the beginning of its name) out of every fit. Repeatable.", ()
+    )
+    targets: tuple[Annotated[float, Range(1, 1e40)], ...] = option(
+        "Compute in FLOPs to forecast CORE at. Repeatable.", (), flag="--target"
+    )
+    corpora: tuple[str, ...] = option(
+        "Name a corpus, with the beginning of its hash. Repeatable.",
+        (),
+        flag="--corpus",
+        metavar="HASH=NAME",
+        python="Also a dict.",
+    )
+    out: Path | None = option("Write a page, figures and tables to this directory.")
     formats: FormatsField = ("pdf", "svg", "png")
 
     def run(self) -> DownstreamResult:

@@ -8,7 +8,7 @@ from typing import Annotated
 from steepen.requests.request import Option, Request, function
 from steepen.requests.tables import ReadsTable
 from steepen.results.keep import KeepResult
-from steepen.utils.codec import Range
+from steepen.utils.codec import Range, option
 from steepen.utils.values import Level, Noise
 
 
@@ -27,19 +27,14 @@ class Keep(ReadsTable, Request[KeepResult]):
     tables = True
 
     reference: Annotated[str, Option("Arm that the change is compared with.")]
-    arm: Annotated[str | None, Option("The change. Default: the other arm of a table with two.")] = None
-    tried: Annotated[
-        int | None,
-        Range(1, 1_000_000),
-        Option(
-            "Changes that were tried so far, which share the level: of 40 without effect, one would pass at "
-            "0.05. Default: the table's arms but the reference."
-        ),
-    ] = None
-    level: Annotated[Level, Option("Significance level, of all changes together.")] = 0.05
-    noise: Annotated[
-        Noise | None, Option("Known standard deviation of a run's loss; default: from repeated seeds.")
-    ] = None
+    arm: str | None = option("The change. Default: the other arm of a table with two.")
+    tried: int | None = option(
+        "Changes that were tried so far, which share the level: of 40 without effect, one would pass at "
+        "0.05. Default: the table's arms but the reference.",
+        limits=Range(1, 1_000_000),
+    )
+    level: Level = option("Significance level, of all changes together.", 0.05)
+    noise: Noise | None = option("Known standard deviation of a run's loss; default: from repeated seeds.")
 
     def run(self) -> KeepResult:
         """Read the table and answer."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from steepen.errors import UsageError
 from steepen.training.train_options import EXECUTION, DeviceField, ShardField, Steps, TrackField
-from steepen.utils.codec import Option, Range
+from steepen.utils.codec import HelpPanel, Range
 
 if TYPE_CHECKING:
     from steepen.launch.base import Launcher
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from steepen.runs.store import RunStore
 
 # Panels of --help.
-LAUNCHER = "Launching"
-COST = "Budget and cost"
+LAUNCHER = HelpPanel("Launching")
+COST = HelpPanel("Budget and cost")
 
 
 @dataclass(frozen=True)
@@ -28,28 +28,20 @@ class UsesLauncher:
     """Where runs are made."""
 
     _: KW_ONLY
-    launcher: Annotated[
-        Any,
-        Option(
-            "local, slurm, ray, or a custom module:attribute.", LAUNCHER, python="Also the launcher's class."
-        ),
-    ] = "local"
-    jobs: Annotated[
-        int | None,
-        Range(1, 10_000),
-        Option("Max runs at a time. Default: one per GPU, else per CPU core.", LAUNCHER, flag="-j"),
-    ] = None
-    launcher_options: Annotated[
-        tuple[str, ...],
-        Option(
-            "Option of the launcher. local: runs_per_gpu, threads. slurm: partition, timeout_min, "
-            "gpus_per_node, max_gpus_per_node, runs_per_job, account and any other of submitit. ray: "
-            "address, num_cpus, num_gpus, max_gpus_per_node, threads. Repeatable.",
-            LAUNCHER,
-            flag="--launcher-option",
-            metavar="KEY=VALUE",
-        ),
-    ] = ()
+    launcher: Any = LAUNCHER(
+        "local, slurm, ray, or a custom module:attribute.", "local", python="Also the launcher's class."
+    )
+    jobs: int | None = LAUNCHER(
+        "Max runs at a time. Default: one per GPU, else per CPU core.", limits=Range(1, 10_000), flag="-j"
+    )
+    launcher_options: tuple[str, ...] = LAUNCHER(
+        "Option of the launcher. local: runs_per_gpu, threads. slurm: partition, timeout_min, "
+        "gpus_per_node, max_gpus_per_node, runs_per_job, account and any other of submitit. ray: address, "
+        "num_cpus, num_gpus, max_gpus_per_node, threads. Repeatable.",
+        (),
+        flag="--launcher-option",
+        metavar="KEY=VALUE",
+    )
 
     @property
     def launcher_name(self) -> str:
@@ -64,48 +56,32 @@ class Launching(UsesLauncher):
     """How the runs of a study are made, and what they may cost."""
 
     _: KW_ONLY
-    runs: Annotated[Path, Option("Directory of all runs.", LAUNCHER)] = Path("runs")
-    gpus_per_run: Annotated[
-        Annotated[int, Range(1, 1024)] | Literal["auto"],
-        Option(
-            "GPUs of each run, or auto: the fewest on which the planner expects it to fit in memory and to "
-            "finish within a day.",
-            LAUNCHER,
-        ),
-    ] = 1
+    runs: Path = LAUNCHER("Directory of all runs.", Path("runs"))
+    gpus_per_run: Annotated[int, Range(1, 1024)] | Literal["auto"] = LAUNCHER(
+        "GPUs of each run, or auto: the fewest on which the planner expects it to fit in memory and to "
+        "finish within a day.",
+        1,
+    )
     device: DeviceField = "auto"
     shard: ShardField = "optimizer"
-    sample_every: Annotated[
-        Steps | None,
-        Option(
-            "Every run generates sample text every so many steps into samples.jsonl. Default: the preset's, "
-            "else none.",
-            EXECUTION,
-        ),
-    ] = None
-    sample_prompt: Annotated[
-        tuple[str, ...],
-        Option("Prompt of the samples. Repeatable. Default: the start of a document.", EXECUTION),
-    ] = ()
+    sample_every: Steps | None = EXECUTION(
+        "Every run generates sample text every so many steps into samples.jsonl. Default: the preset's, "
+        "else none."
+    )
+    sample_prompt: tuple[str, ...] = EXECUTION(
+        "Prompt of the samples. Repeatable. Default: the start of a document.", ()
+    )
     track: TrackField = ()
-    retry_diverged: Annotated[bool, Option("Retrain runs whose loss diverged.", LAUNCHER)] = False
-    budget: Annotated[
-        str | None, Option("Start only runs that fit: FLOPs (1e15) or time (90s, 30m, 2h, 1d).", COST)
-    ] = None
-    gpu: Annotated[
-        str | None,
-        Option(
-            "Estimate time for this GPU (a100, h100, …) instead of from finished runs; 8xh100: for eight, "
-            "which the runs share.",
-            COST,
-        ),
-    ] = None
-    mfu: Annotated[
-        float | None, Range(1e-6, 1), Option("Estimate time for this fraction of the GPU's peak (0.4).", COST)
-    ] = None
-    dollars_per_hour: Annotated[
-        float | None, Range(0, 1e6), Option("Price of one GPU for an hour.", COST)
-    ] = None
+    retry_diverged: bool = LAUNCHER("Retrain runs whose loss diverged.", False)
+    budget: str | None = COST("Start only runs that fit: FLOPs (1e15) or time (90s, 30m, 2h, 1d).")
+    gpu: str | None = COST(
+        "Estimate time for this GPU (a100, h100, …) instead of from finished runs; 8xh100: for eight, which "
+        "the runs share."
+    )
+    mfu: float | None = COST(
+        "Estimate time for this fraction of the GPU's peak (0.4).", limits=Range(1e-6, 1)
+    )
+    dollars_per_hour: float | None = COST("Price of one GPU for an hour.", limits=Range(0, 1e6))
 
     @property
     def store(self) -> RunStore:

@@ -13,7 +13,7 @@ from steepen.requests.runs import RunsField
 from steepen.results.files import Written
 from steepen.results.generate import GeneratedTexts
 from steepen.results.runs import run_path
-from steepen.utils.codec import Range
+from steepen.utils.codec import Range, option
 from steepen.utils.values import Seed, Several
 
 RunField: TypeAlias = Annotated[
@@ -46,19 +46,15 @@ class Generate(Request[GeneratedTexts]):
     checkpoint: RunField
     prompt: Annotated[Several, Option("Text to continue; repeat the option for a batch of prompts.")]
     _: KW_ONLY
-    passes: Annotated[
-        int | None,
-        Range(1, 10_000),
-        Option("Core passes; default: the number the run is evaluated at."),
-    ] = None
-    temperature: Annotated[float, Range(0, 1e6), Option("Of the softmax; 0 is greedy decoding.")] = 0.8
-    top_p: Annotated[
-        float,
-        Range(1e-9, 1),
-        Option("Sample from the most probable tokens that have this mass together."),
-    ] = 0.95
-    seed: Annotated[Seed, Option("Seed of the sampling.")] = 0
-    max_tokens: Annotated[int, Range(1, 10**9), Option("Maximum of new tokens per prompt.")] = 64
+    passes: int | None = option(
+        "Core passes; default: the number the run is evaluated at.", limits=Range(1, 10_000)
+    )
+    temperature: float = option("Of the softmax; 0 is greedy decoding.", 0.8, Range(0, 1e6))
+    top_p: float = option(
+        "Sample from the most probable tokens that have this mass together.", 0.95, Range(1e-9, 1)
+    )
+    seed: Seed = option("Seed of the sampling.", 0)
+    max_tokens: int = option("Maximum of new tokens per prompt.", 64, Range(1, 10**9))
     device: DeviceField = "auto"
     precision: PrecisionField = "auto"
     runs: RunsField = Path("runs")
@@ -111,15 +107,14 @@ class Export(Request[Written]):
 
     checkpoint: RunField
     out: Annotated[Path, Argument("Folder to write; it must not exist.", metavar="DIR")]
-    to: Annotated[
-        Literal["hf", "safetensors"],
-        Option("hf (a folder that transformers loads) or safetensors (weights and a JSON)."),
-    ] = "hf"
+    to: Literal["hf", "safetensors"] = option(
+        "hf (a folder that transformers loads) or safetensors (weights and a JSON).", "hf"
+    )
     _: KW_ONLY
-    data_license: Annotated[str | None, Option("Licence of the training data, for the model card.")] = None
-    include_code: Annotated[
-        bool, Option("Copy the source of a custom block and of custom boundaries into an hf folder.")
-    ] = False
+    data_license: str | None = option("Licence of the training data, for the model card.")
+    include_code: bool = option(
+        "Copy the source of a custom block and of custom boundaries into an hf folder.", False
+    )
     runs: RunsField = Path("runs")
 
     def run(self) -> Written:
@@ -150,8 +145,8 @@ class ImportModel(Request[Written]):
         Path,
         Argument("A folder that `steepen export` wrote.", metavar="DIR"),
     ]
-    runs: Annotated[Path, Option("Run store; the run is a directory named by its hash.")] = Path("runs")
-    out: Annotated[Path | None, Option("Run directory to write instead.")] = None
+    runs: Path = option("Run store; the run is a directory named by its hash.", Path("runs"))
+    out: Path | None = option("Run directory to write instead.")
 
     def run(self) -> Written:
         """Read the model and write the run directory."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 from steepen.errors import UsageError
-from steepen.requests.request import Option, Request, function
+from steepen.requests.request import Request, function
 from steepen.requests.tables import ReadsTable
 from steepen.results.next_runs import NextResult
-from steepen.utils.codec import Range
+from steepen.utils.codec import HelpPanel, Range, option
 from steepen.utils.console import spinner
 from steepen.utils.values import Flops, Level, Noise
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from steepen.laws.next_runs import Offer, Suspect
     from steepen.tables.table import Table
 
-COST = "Cost"
+COST = HelpPanel("Cost")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,26 +37,22 @@ class Next(ReadsTable, Request[NextResult]):
     )
     tables = True
 
-    reference: Annotated[str | None, Option("Arm that the others are judged against.")] = None
-    arm: Annotated[tuple[str, ...], Option("Only this arm. Repeatable. Default: all.")] = ()
-    question: Annotated[
-        Literal["grows", "better"],
-        Option("Does the gain grow with compute (grows), or is the arm better in the common range (better)."),
-    ] = "grows"
-    level: Annotated[Level, Option("Family-wise significance level of the question.")] = 0.05
-    noise: Annotated[
-        Noise | None, Option("Known standard deviation of a run's loss; default: from repeated seeds.")
-    ] = None
-    per: Annotated[
-        Literal["flops", "hours", "dollars"],
-        Option("What a run costs. Hours and dollars need a column of that name (or seconds).", COST),
-    ] = "flops"
-    dollars_per_hour: Annotated[float | None, Range(1e-9, 1e6), Option("Price of an hour.", COST)] = None
-    budget: Annotated[
-        float | None, Range(1e-300, 1e40), Option("The most that further runs may cost, in that unit.", COST)
-    ] = None
-    highest: Annotated[Flops | None, Option("Offer no rung above this compute.", COST)] = None
-    studies: Annotated[Path, Option("Directory of studies, of which one may be named.")] = Path("studies")
+    reference: str | None = option("Arm that the others are judged against.")
+    arm: tuple[str, ...] = option("Only this arm. Repeatable. Default: all.", ())
+    question: Literal["grows", "better"] = option(
+        "Does the gain grow with compute (grows), or is the arm better in the common range (better).", "grows"
+    )
+    level: Level = option("Family-wise significance level of the question.", 0.05)
+    noise: Noise | None = option("Known standard deviation of a run's loss; default: from repeated seeds.")
+    per: Literal["flops", "hours", "dollars"] = COST(
+        "What a run costs. Hours and dollars need a column of that name (or seconds).", "flops"
+    )
+    dollars_per_hour: float | None = COST("Price of an hour.", limits=Range(1e-9, 1e6))
+    budget: float | None = COST(
+        "The most that further runs may cost, in that unit.", limits=Range(1e-300, 1e40)
+    )
+    highest: Flops | None = COST("Offer no rung above this compute.")
+    studies: Path = option("Directory of studies, of which one may be named.", Path("studies"))
 
     def run(self) -> NextResult:
         """Fit the table and rank the runs."""

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from steepen.errors import UsageError, nearest
-from steepen.requests.request import Argument, Option, Request, function
+from steepen.requests.request import Argument, Request, function
 from steepen.results.paper import ClaimRow, ItemRow, PaperItem, PaperList
+from steepen.utils.codec import option
 from steepen.utils.console import spinner
 
 if TYPE_CHECKING:
@@ -42,11 +43,10 @@ class Paper(Request[PaperResult]):
         None
     )
     _: KW_ONLY
-    data: Annotated[
-        tuple[str, ...],
-        Option("Draw from these studies of yours: directories, or names in `studies`. Repeatable."),
-    ] = ()
-    studies: Annotated[Path, Option("Directory of your studies.")] = Path("studies")
+    data: tuple[str, ...] = option(
+        "Draw from these studies of yours: directories, or names in `studies`. Repeatable.", ()
+    )
+    studies: Path = option("Directory of your studies.", Path("studies"))
 
     def check(self) -> None:
         """Reject data without a figure or table to draw."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from steepen.errors import UsageError
-from steepen.requests.request import Option, Request, function
+from steepen.requests.request import Request, function
 from steepen.requests.spec import SIZE, ArmField, DepthField, RunSize, Width
 from steepen.results.plan import LaddersResult, PlanResult
-from steepen.utils.codec import Range
+from steepen.utils.codec import HelpPanel, Range
 
 if TYPE_CHECKING:
     # Without an arm it is a LaddersResult, which the editor need not offer.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 else:
     Planned = PlanResult | LaddersResult
 
-CLUSTER = "Memory, time and cost"  # panel of --help
+CLUSTER = HelpPanel("Memory, time and cost")  # panel of --help
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,15 @@ class Plan(RunSize, Request[Planned]):
     arm: ArmField = None
     depth: DepthField = None
     _: KW_ONLY
-    vocabulary: Annotated[Width, Option("Vocabulary size, padded.", SIZE)] = 50_304
-    gpus: Annotated[int, Range(1, 10**6), Option("GPUs the run would use.", CLUSTER)] = 1
-    gpu: Annotated[str, Option("GPU model: a100, h100, h200, b200 and others.", CLUSTER)] = "h100"
-    mfu: Annotated[float, Range(1e-6, 1), Option("Model FLOPs utilization to assume.", CLUSTER)] = 0.4
-    micro_batch: Annotated[
-        int | None,
-        Range(1, 10**6),
-        Option("Sequences per GPU and micro-batch. Default: what fits, in each stage of growth.", CLUSTER),
-    ] = None
-    dollars_per_hour: Annotated[float | None, Range(0, 1e6), Option("Price of one GPU hour.", CLUSTER)] = None
+    vocabulary: Width = SIZE("Vocabulary size, padded.", 50_304)
+    gpus: int = CLUSTER("GPUs the run would use.", 1, Range(1, 10**6))
+    gpu: str = CLUSTER("GPU model: a100, h100, h200, b200 and others.", "h100")
+    mfu: float = CLUSTER("Model FLOPs utilization to assume.", 0.4, Range(1e-6, 1))
+    micro_batch: int | None = CLUSTER(
+        "Sequences per GPU and micro-batch. Default: what fits, in each stage of growth.",
+        limits=Range(1, 10**6),
+    )
+    dollars_per_hour: float | None = CLUSTER("Price of one GPU hour.", limits=Range(0, 1e6))
 
     def check(self) -> None:
         """Reject a size of no arm."""

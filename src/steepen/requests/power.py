@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from steepen.errors import UsageError
-from steepen.requests.request import Option, Request, function
+from steepen.requests.request import Request, function
 from steepen.results.fit import ComputeResult
 from steepen.results.power import PowerResult
-from steepen.utils.codec import Range
+from steepen.utils.codec import HelpPanel, Range, option
 from steepen.utils.console import spinner
 from steepen.utils.values import Confidence, Flops, Level, Noise
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from steepen.laws.power import LadderPlan
 
 # Panels of --help.
-TABLE = "Plan of a table"
-LADDER = "Planned ladder"
-LAWS = "Assumed laws"
-TESTS = "Tests and search"
+TABLE = HelpPanel("Plan of a table")
+LADDER = HelpPanel("Planned ladder")
+LAWS = HelpPanel("Assumed laws")
+TESTS = HelpPanel("Tests and search")
 
 HIGHEST = 1.01e20  # of the paper's ladders
 
@@ -44,66 +44,42 @@ class Power(Request[PowerResult]):
     )
     figure = tables = True
 
-    delta_gamma: Annotated[
-        float | None,
-        Range(-1, 1),
-        Option("Expected difference in exponent, e.g. 0.0027. Default: that of `table`."),
-    ] = None
-    _: KW_ONLY
-    table: Annotated[
-        Any,
-        Option(
-            "Table of runs, as `steepen fit` reads it: the plan has its laws, noise and ladders, and the "
-            "cheapest further runs are listed.",
-            TABLE,
-            flag="--from",
-            metavar="<path>",
-            python="Also a frame, a dict of columns or a list of dicts.",
-        ),
-    ] = None
-    reference: Annotated[str | None, Option("Arm of the table to compare with.", TABLE)] = None
-    arm: Annotated[
-        str | None, Option("Arm of the table to plan for. Default: that of a table with two.", TABLE)
-    ] = None
-    rungs: Annotated[int, Range(3, 1_000), Option("Rungs of each ladder.", LADDER)] = 8
-    lowest: Annotated[Flops, Option("FLOPs of the lowest rung.", LADDER)] = 3.25e17
-    highest: Annotated[
-        Flops | None, Option("FLOPs of the highest rung. Default: 1.01e20, or by `span`.", LADDER)
-    ] = None
-    span: Annotated[
-        float | None,
-        Range(0.01, 40),
-        Option("Decades from lowest to highest, instead of `highest`.", LADDER),
-    ] = None
-    noise: Annotated[Noise, Option("Standard deviation of a run's loss.", LADDER)] = 1e-3
-    lack_of_fit: Annotated[
-        float,
-        Range(0, 100),
-        Option("Standard deviation of a rung about its law, whatever its seeds.", LADDER),
-    ] = 0.0
-    seeds: Annotated[int, Range(1, 1_000), Option("Seeds (runs) per rung.", LADDER)] = 1
-    gamma: Annotated[float, Range(0.001, 10), Option("The reference's exponent γ.", LAWS)] = 0.1113
-    irreducible_loss: Annotated[
-        float, Range(0, 1_000), Option("The irreducible loss E, the same for both arms.", LAWS)
-    ] = 1.83
-    constant: Annotated[float, Range(1e-6, 1e6), Option("A of the reference, for C0 = 1e18 FLOPs.", LAWS)] = (
-        1.5
+    delta_gamma: float | None = option(
+        "Expected difference in exponent, e.g. 0.0027. Default: that of `table`.", limits=Range(-1, 1)
     )
-    multiplier: Annotated[
-        float, Range(1e-3, 1e3), Option("The arm's compute multiplier at the lowest rung.", LAWS)
-    ] = 1.1
-    level: Annotated[Level, Option("Family-wise significance level of each question.", TESTS)] = 0.05
-    margin: Annotated[
-        float, Range(0, 10), Option("Largest |Δγ|/γ that still counts as a constant gain.", TESTS)
-    ] = 0.025
-    comparisons: Annotated[
-        int,
-        Range(1, 10_000),
-        Option("Arms that are compared with the reference and share the level (Holm).", TESTS),
-    ] = 1
-    goal: Annotated[Confidence, Option("Target power of the cheapest ladder.", TESTS)] = 0.90
-    search: Annotated[bool, Option("Search for the cheapest ladder.", TESTS)] = True
-    draws: Annotated[int, Range(1, 1_000_000), Option("Simulated pairs of ladders.", TESTS)] = 1000
+    _: KW_ONLY
+    table: Any = TABLE(
+        "Table of runs, as `steepen fit` reads it: the plan has its laws, noise and ladders, and the "
+        "cheapest further runs are listed.",
+        flag="--from",
+        metavar="<path>",
+        python="Also a frame, a dict of columns or a list of dicts.",
+    )
+    reference: str | None = TABLE("Arm of the table to compare with.")
+    arm: str | None = TABLE("Arm of the table to plan for. Default: that of a table with two.")
+    rungs: int = LADDER("Rungs of each ladder.", 8, Range(3, 1_000))
+    lowest: Flops = LADDER("FLOPs of the lowest rung.", 3.25e17)
+    highest: Flops | None = LADDER("FLOPs of the highest rung. Default: 1.01e20, or by `span`.")
+    span: float | None = LADDER(
+        "Decades from lowest to highest, instead of `highest`.", limits=Range(0.01, 40)
+    )
+    noise: Noise = LADDER("Standard deviation of a run's loss.", 1e-3)
+    lack_of_fit: float = LADDER(
+        "Standard deviation of a rung about its law, whatever its seeds.", 0.0, Range(0, 100)
+    )
+    seeds: int = LADDER("Seeds (runs) per rung.", 1, Range(1, 1_000))
+    gamma: float = LAWS("The reference's exponent γ.", 0.1113, Range(0.001, 10))
+    irreducible_loss: float = LAWS("The irreducible loss E, the same for both arms.", 1.83, Range(0, 1_000))
+    constant: float = LAWS("A of the reference, for C0 = 1e18 FLOPs.", 1.5, Range(1e-6, 1e6))
+    multiplier: float = LAWS("The arm's compute multiplier at the lowest rung.", 1.1, Range(1e-3, 1e3))
+    level: Level = TESTS("Family-wise significance level of each question.", 0.05)
+    margin: float = TESTS("Largest |Δγ|/γ that still counts as a constant gain.", 0.025, Range(0, 10))
+    comparisons: int = TESTS(
+        "Arms that are compared with the reference and share the level (Holm).", 1, Range(1, 10_000)
+    )
+    goal: Confidence = TESTS("Target power of the cheapest ladder.", 0.90)
+    search: bool = TESTS("Search for the cheapest ladder.", True)
+    draws: int = TESTS("Simulated pairs of ladders.", 1000, Range(1, 1_000_000))
 
     def check(self) -> None:
         """Reject a plan without an effect, and two ways to say where the ladder ends."""

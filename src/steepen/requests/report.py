@@ -10,6 +10,7 @@ from steepen.errors import UsageError
 from steepen.requests.request import Argument, Option, Request, function
 from steepen.results.files import Packed
 from steepen.results.files import Report as ReportFiles
+from steepen.utils.codec import option
 from steepen.utils.values import Text, parse_words
 
 FormatsField: TypeAlias = Annotated[
@@ -42,15 +43,14 @@ class Report(Request[ReportFiles]):
             python="Also what `open_study` returns.",
         ),
     ]
-    out: Annotated[Path, Option("Directory to write to; created if missing.")] = Path("report")
+    out: Path = option("Directory to write to; created if missing.", Path("report"))
     _: KW_ONLY
     formats: FormatsField = ("pdf", "svg", "png")
-    studies: Annotated[Path, Option("Directory of all studies.")] = Path("studies")
-    runs: Annotated[Path | None, Option("Directory of the runs, if they have moved since the study.")] = None
-    forecasts: Annotated[
-        Path | None,
-        Option("Score the forecasts of this file of `steepen fit --register` against the studies' runs."),
-    ] = None
+    studies: Path = option("Directory of all studies.", Path("studies"))
+    runs: Path | None = option("Directory of the runs, if they have moved since the study.")
+    forecasts: Path | None = option(
+        "Score the forecasts of this file of `steepen fit --register` against the studies' runs."
+    )
 
     def check(self) -> None:
         """Reject an empty list of formats, and a file where a directory is needed."""
@@ -79,13 +79,11 @@ class Pack(Request[Packed]):
     examples = ("steepen pack ladder-tiny --out ladder.tar.gz",)
 
     study: Annotated[str | Path, Argument("Name of a study, a prefix of it, or its directory.")]
-    out: Annotated[Path | None, Option("The file to write. Default: NAME.steepen.tar.gz.")] = None
+    out: Path | None = option("The file to write. Default: NAME.steepen.tar.gz.")
     _: KW_ONLY
-    studies: Annotated[Path, Option("Directory of studies.")] = Path("studies")
-    runs: Annotated[Path | None, Option("Directory of its runs, if it has moved.")] = None
-    weights: Annotated[bool, Option("Add the last checkpoint of every run, optimizer state included.")] = (
-        False
-    )
+    studies: Path = option("Directory of studies.", Path("studies"))
+    runs: Path | None = option("Directory of its runs, if it has moved.")
+    weights: bool = option("Add the last checkpoint of every run, optimizer state included.", False)
 
     def run(self) -> Packed:
         """Make the report in a hidden directory, and write everything to the file."""
@@ -121,7 +119,7 @@ class Unpack(Request[Packed]):
     examples = ("steepen unpack ladder.tar.gz --out moved",)
 
     file: Annotated[Path, Argument("A file that `steepen pack` wrote.")]
-    out: Annotated[Path, Option("Directory for studies/, runs/ and report/; created if missing.")] = Path()
+    out: Path = option("Directory for studies/, runs/ and report/; created if missing.", Path())
 
     def run(self) -> Packed:
         """Check the files in a hidden directory, then move them to their places."""

@@ -6,7 +6,7 @@
 
         delta_gamma: Annotated[float, Range(-1, 1), Option("Expected difference in exponent.")]
         _: KW_ONLY
-        rungs: Annotated[int, Range(3, 1_000), Option("Rungs of each ladder.", LADDER)] = 8
+        rungs: int = LADDER("Rungs of each ladder.", 8, Range(3, 1_000))
 
         def run(self) -> PowerResult: ...
 
@@ -34,13 +34,14 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Generic, ParamSpec, TypeVar, cast
 
 from steepen.errors import UsageError, nearest, show
-from steepen.utils.codec import Option, to_builtins
+from steepen.utils.codec import HelpPanel, Option, to_builtins
 from steepen.utils.codec import decode as decode_value
 from steepen.utils.values import from_text, repeats
 
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
+OUTPUT = HelpPanel("Output")  # the options that every command has
 
 
 @dataclass(frozen=True)
@@ -131,11 +132,13 @@ def option_fields(kind: type) -> Iterator[Field]:
     """The fields of a dataclass that are options."""
     hints = typing.get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(cast("Any", kind)):
-        inner, *extras = typing.get_args(hints[field.name])
-        if (option := next((extra for extra in extras if isinstance(extra, Option)), None)) is not None:
-            rest = tuple(extra for extra in extras if extra is not option)
+        hint = hints[field.name]
+        inner, *extras = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+        found = [one for one in (*extras, field.metadata.get("option")) if isinstance(one, Option)]
+        if found:
+            rest = [extra for extra in (*extras, field.metadata.get("limits")) if extra not in (None, *found)]
             hint = Annotated[(inner, *rest)] if rest else inner  # pyright: ignore[reportInvalidTypeForm]
-            yield Field(field.name, hint, option, field.default, bool(field.kw_only))
+            yield Field(field.name, hint, found[0], field.default, bool(field.kw_only))
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from steepen.errors import UsageError
 from steepen.requests.request import Argument, Option, Request
 from steepen.results.runs import CleanedRuns, Run, RunComparison, Runs, find_run, open_runs
 from steepen.runs.row import Status
+from steepen.utils.codec import option
 from steepen.utils.values import Depth, Words
 
 if TYPE_CHECKING:
@@ -34,17 +35,15 @@ class ListRuns(Request[Runs]):
     examples = ("steepen runs --where 'depth >= 4 and loss < 3' --sort loss",)
 
     runs: RunsField = Path("runs")
-    arm: Annotated[str | None, Option("Only this arm.")] = None
-    depth: Annotated[Depth | None, Option("Only this depth.")] = None
-    status: Annotated[
-        Status | None, Option("Only finished, running, failed, interrupted, waiting or unknown.")
-    ] = None
+    arm: str | None = option("Only this arm.")
+    depth: Depth | None = option("Only this depth.")
+    status: Status | None = option("Only finished, running, failed, interrupted, waiting or unknown.")
     where: WhereField = ()
-    sort: Annotated[str, Option("Sort by any field, which is then shown; -loss reverses.")] = "arm"
-    columns: Annotated[Words | None, Option("Show these fields: run,arm,learning_rate,loss.")] = None
-    fields: Annotated[bool, Option("List the fields, and exit.")] = False
-    csv: Annotated[Path | None, Option("Write finished runs to this file, for `steepen fit`.")] = None
-    parquet: Annotated[Path | None, Option("The same as a Parquet file.")] = None
+    sort: str = option("Sort by any field, which is then shown; -loss reverses.", "arm")
+    columns: Words | None = option("Show these fields: run,arm,learning_rate,loss.")
+    fields: bool = option("List the fields, and exit.", False)
+    csv: Path | None = option("Write finished runs to this file, for `steepen fit`.")
+    parquet: Path | None = option("The same as a Parquet file.")
 
     def run(self) -> Runs:
         """Open the directory, select and sort its runs, and write the files."""
@@ -108,15 +107,15 @@ class CleanRuns(Request[CleanedRuns]):
 
     examples = ("steepen runs clean --checkpoints --keep-final --dry-run",)
 
-    checkpoints: Annotated[bool, Option("Checkpoints of finished runs; records and curves stay.")] = False
-    failed: Annotated[bool, Option("Whole directories of runs that failed.")] = False
-    orphans: Annotated[bool, Option("Whole directories of runs that no study requested.")] = False
-    keep_final: Annotated[bool, Option("With `checkpoints`: keep each run's last one, its weights.")] = False
+    checkpoints: bool = option("Checkpoints of finished runs; records and curves stay.", False)
+    failed: bool = option("Whole directories of runs that failed.", False)
+    orphans: bool = option("Whole directories of runs that no study requested.", False)
+    keep_final: bool = option("With `checkpoints`: keep each run's last one, its weights.", False)
     where: WhereField = ()
     runs: RunsField = Path("runs")
-    studies: Annotated[Path, Option("Directory of the studies.")] = Path("studies")
-    dry_run: Annotated[bool, Option("List what would go; remove nothing.")] = False
-    yes: Annotated[bool, Option("Do not ask.", flag="-y")] = False
+    studies: Path = option("Directory of the studies.", Path("studies"))
+    dry_run: bool = option("List what would go; remove nothing.", False)
+    yes: bool = option("Do not ask.", False, flag="-y")
 
     def check(self) -> None:
         """Reject a request that names nothing to remove."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from steepen.errors import UsageError
 from steepen.requests.request import Request, function
 from steepen.training.train_options import EXECUTION, Steps
-from steepen.utils.codec import Option, Range
+from steepen.utils.codec import HelpPanel, Option, Range
 from steepen.utils.values import Depth, Flops, Fraction, Seed, Tokens
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 # Panels of --help.
-RUN = "Run"
-SIZE = "Size and budget"
+RUN = HelpPanel("Run")
+SIZE = HelpPanel("Size and budget")
 
 ArmField: TypeAlias = Annotated[
     Any,
@@ -46,36 +46,23 @@ Width: TypeAlias = Annotated[int, Range(1, 10**8)]
 class RunSize:
     """The fields of a verb that sizes one run by a recipe."""
 
-    recipe: Annotated[
-        tuple[str | Path, ...],
-        Option(
-            "Recipe: paper (the default), paper-fixed-rho, paper-affine-rho, paper-constant-lr, or a recipe "
-            "file. Repeatable.",
-            RUN,
-        ),
-    ] = ()
-    tokens: Annotated[
-        float | None, Range(1, 10**15), Option("Tokens to train on. Default: the recipe's.", SIZE)
-    ] = None
-    flops: Annotated[Flops | None, Option("Compute budget, instead of `tokens`.", SIZE)] = None
-    rho: Annotated[
-        Fraction | None, Option("Fraction of tokens after growth. Default: the recipe's.", SIZE)
-    ] = None
-    tpp: Annotated[
-        float | None,
-        Range(1e-6, 1e9),
-        Option("Tokens per initial stored parameter. Default: the recipe's.", SIZE),
-    ] = None
-    context: Annotated[Width, Option("Context length in tokens.", SIZE)] = 2048
-    batch_tokens: Annotated[
-        int | None, Range(1, 10**15), Option("Tokens per step. Default: 524,288.", SIZE)
-    ] = None
-    aspect: Annotated[Width, Option("Width per unit of depth.", SIZE)] = 128
-    head_dim: Annotated[int, Range(2, 10**8), Option("Width of an attention head.", SIZE)] = 128
-    mlp_multiple: Annotated[Width, Option("Round the MLP width up to a multiple of this.", SIZE)] = 256
-    base_depth: Annotated[
-        Width | None, Option("Depth at which the base learning rate applies. Default: 8.", SIZE)
-    ] = None
+    recipe: tuple[str | Path, ...] = RUN(
+        "Recipe: paper (the default), paper-fixed-rho, paper-affine-rho, paper-constant-lr, or a recipe "
+        "file. Repeatable.",
+        (),
+    )
+    tokens: float | None = SIZE("Tokens to train on. Default: the recipe's.", limits=Range(1, 10**15))
+    flops: Flops | None = SIZE("Compute budget, instead of `tokens`.")
+    rho: Fraction | None = SIZE("Fraction of tokens after growth. Default: the recipe's.")
+    tpp: float | None = SIZE(
+        "Tokens per initial stored parameter. Default: the recipe's.", limits=Range(1e-6, 1e9)
+    )
+    context: Width = SIZE("Context length in tokens.", 2048)
+    batch_tokens: int | None = SIZE("Tokens per step. Default: 524,288.", limits=Range(1, 10**15))
+    aspect: Width = SIZE("Width per unit of depth.", 128)
+    head_dim: int = SIZE("Width of an attention head.", 128, Range(2, 10**8))
+    mlp_multiple: Width = SIZE("Round the MLP width up to a multiple of this.", 256)
+    base_depth: Width | None = SIZE("Depth at which the base learning rate applies. Default: 8.")
 
     def size_rule(self, **vocabulary: int) -> SizeRule:
         """Nominal depth → width, heads and MLP width; `vocabulary` has further fields of the rule."""
@@ -112,7 +99,7 @@ if TYPE_CHECKING:
 else:
     Changes = tuple[str, ...]
 
-DATA = "Data"
+DATA = HelpPanel("Data")
 VALIDATION_TOKENS = 10_000_000  # of the paper's runs
 
 
@@ -120,62 +107,40 @@ VALIDATION_TOKENS = 10_000_000  # of the paper's runs
 class SpecFields(RunSize):
     """The fields of a spec besides arm and depth."""
 
-    changes: Annotated[
-        Changes,
-        Option(
-            "Change a hyperparameter or option, by name or the paper's code: `changes` learning_rate=0.03, "
-            "`changes` GLR=0.03, `changes` model.softcap=15. Repeatable.",
-            RUN,
-            flag="--set",
-            metavar="KEY=VALUE",
-            python='Also a dict: {"learning_rate": 0.03}.',
-        ),
-    ] = ()
-    optimizer: Annotated[
-        Any, Option("muon (the default), adamw, or module:factory.", RUN, python="Also the factory.")
-    ] = None
-    seed: Annotated[Seed, Option("Seed of weights, data order and random passes.", RUN)] = 0
-    stop_after: Annotated[
-        Steps | None,
-        Option(
-            "Train only the first so many steps; learning rate and growth follow the whole schedule.", SIZE
-        ),
-    ] = None
-    pool_tokens: Annotated[
-        Tokens | None,
-        Option(
-            "Use only this many unique tokens. With `epochs` and without `tokens`, `flops` or `tpp`, the run "
-            "is that many epochs long. Default: 1.01 times the run's tokens.",
-            DATA,
-        ),
-    ] = None
-    pool: Annotated[
-        Literal["prefix", "sample"],
-        Option("prefix: the first tokens of the data; sample: `pool_tokens` at random, else all.", DATA),
-    ] = "prefix"
-    windows: Annotated[
-        Literal["recut", "fixed"],
-        Option(
-            "recut: every epoch shuffles the documents and cuts them into windows anew; fixed: the windows "
-            "are cut once and shuffled every epoch.",
-            DATA,
-        ),
-    ] = "recut"
-    epochs: Annotated[int | None, Range(1, 10**6), Option("Maximum number of epochs. Default: 1.", DATA)] = (
-        None
+    changes: Changes = RUN(
+        "Change a hyperparameter or option, by name or the paper's code: `changes` learning_rate=0.03, "
+        "`changes` GLR=0.03, `changes` model.softcap=15. Repeatable.",
+        (),
+        flag="--set",
+        metavar="KEY=VALUE",
+        python='Also a dict: {"learning_rate": 0.03}.',
     )
-    validation_tokens: Annotated[
-        Tokens | None,
-        Option("Validation tokens. Default: 10M or what the data has, in whole batches.", DATA),
-    ] = None
-    precision: Annotated[
-        Literal["auto", "bf16", "fp32", "fp8"],
-        Option(
-            "Precision of the GEMMs: bf16, fp32, fp8 (a GPU with fp8 tensor cores; evaluated in bf16), or "
-            "auto: bf16 on a GPU, fp32 on a CPU. Part of the spec: each is another run.",
-            EXECUTION,
-        ),
-    ] = "bf16"  # on every device: a rung has one hash, that of a study with preset paper, on any machine
+    optimizer: Any = RUN("muon (the default), adamw, or module:factory.", python="Also the factory.")
+    seed: Seed = RUN("Seed of weights, data order and random passes.", 0)
+    stop_after: Steps | None = SIZE(
+        "Train only the first so many steps; learning rate and growth follow the whole schedule."
+    )
+    pool_tokens: Tokens | None = DATA(
+        "Use only this many unique tokens. With `epochs` and without `tokens`, `flops` or `tpp`, the run is "
+        "that many epochs long. Default: 1.01 times the run's tokens."
+    )
+    pool: Literal["prefix", "sample"] = DATA(
+        "prefix: the first tokens of the data; sample: `pool_tokens` at random, else all.", "prefix"
+    )
+    windows: Literal["recut", "fixed"] = DATA(
+        "recut: every epoch shuffles the documents and cuts them into windows anew; fixed: the windows are "
+        "cut once and shuffled every epoch.",
+        "recut",
+    )
+    epochs: int | None = DATA("Maximum number of epochs. Default: 1.", limits=Range(1, 10**6))
+    validation_tokens: Tokens | None = DATA(
+        "Validation tokens. Default: 10M or what the data has, in whole batches."
+    )
+    precision: Literal["auto", "bf16", "fp32", "fp8"] = EXECUTION(
+        "Precision of the GEMMs: bf16, fp32, fp8 (a GPU with fp8 tensor cores; evaluated in bf16), or auto: "
+        "bf16 on a GPU, fp32 on a CPU. Part of the spec: each is another run.",
+        "bf16",
+    )  # on every device: a rung has one hash, that of a study with preset paper, on any machine
 
     def settings(self) -> list[str]:
         """What is changed in the spec, as `override` takes it."""

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from steepen.errors import UsageError
-from steepen.requests.request import Argument, Option, Request, function
-from steepen.utils.codec import Range
+from steepen.requests.request import Argument, Request, function
+from steepen.utils.codec import Range, option
 from steepen.utils.formatting import unwrapped
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ class OfStudies:
         str | Path | None, Argument("Name of a study, a prefix of it, or its directory. Default: all.")
     ] = None
     _: KW_ONLY
-    studies: Annotated[Path, Option("Directory of studies.")] = Path("studies")
-    runs: Annotated[Path | None, Option("Directory of its runs, if it has moved.")] = None
+    studies: Path = option("Directory of studies.", Path("studies"))
+    runs: Path | None = option("Directory of its runs, if it has moved.")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Status(OfStudies, Request["Progress"]):
     tables = True
 
     _: KW_ONLY
-    watch: Annotated[bool, Option("Show it again every few seconds until the study ends.")] = False
+    watch: bool = option("Show it again every few seconds until the study ends.", False)
 
     def run(self) -> Progress:
         """The progress as the files have it now."""
@@ -115,7 +115,7 @@ class Serve(OfStudies, Request[None]):
     examples = ("steepen serve ladder",)
 
     _: KW_ONLY
-    port: Annotated[int, Range(0, 65535), Option("Port on this machine; 0 takes a free one.")] = 8642
+    port: int = option("Port on this machine; 0 takes a free one.", 8642, Range(0, 65535))
 
     def run(self) -> None:
         """Serve until Ctrl-C."""

@@ -19,7 +19,7 @@ from steepen.errors import UsageError
 from steepen.requests.launching import COST, Launching
 from steepen.requests.request import Option, Request, fields_of, replace_fields
 from steepen.studies.registry import OPTIONS, PANEL, StudyEntry, find_study
-from steepen.utils.codec import Range
+from steepen.utils.codec import HelpPanel, Range
 from steepen.utils.values import Text, parse_words
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from steepen.studies.preset import Preset
 
 # Panels of --help.
-EVERY = "Every study"
-FILES = "Data and files"
+EVERY = HelpPanel("Every study")
+FILES = HelpPanel("Data and files")
 
 Scores: TypeAlias = Annotated[
     tuple[Literal["core", "nll", "kl-depth"], ...],
@@ -46,70 +46,37 @@ class StudyRequest(Launching, Request[Any]):
     entry: ClassVar[StudyEntry]
     first_panel = PANEL
 
-    preset: Annotated[
-        Any,
-        Option(
-            "tiny, mini, paper, or a custom YAML file; with other fields: tiny+context=128.",
-            EVERY,
-            python="Also a Preset.",
-        ),
-    ] = "tiny"
-    _: KW_ONLY
-    recipe: Annotated[
-        tuple[str | Path, ...],
-        Option(
-            "Recipe instead of the preset's: paper, paper-fixed-rho, paper-affine-rho, paper-constant-lr, or "
-            "a file of fit-recipe or growth-timing. Repeatable.",
-            EVERY,
-        ),
-    ] = ()
-    tpp: Annotated[
-        float | None,
-        Range(1e-6, 1e9),
-        Option("Tokens per initial stored parameter of every arm, instead of its recipe's.", EVERY),
-    ] = None
-    optimizer: Annotated[
-        Any,
-        Option(
-            "Optimizer of every run: authors, muon, normuon, adamw or module:factory. Fit its recipe first "
-            "(`steepen study fit-recipe --optimizer NAME`).",
-            EVERY,
-            default="authors",
-            python="Also a factory.",
-        ),
-    ] = None
-    sweep_flops: Annotated[
-        Literal["total", "matrix"] | None,
-        Option(
-            "What the FLOPs of sweeps count: total, or matrix (without attention, as the paper's). Default: "
-            "the preset's.",
-            EVERY,
-        ),
-    ] = None
-    score: Annotated[
-        Scores,
-        Option(
-            "Also evaluate every run, then answer again: core, nll, kl-depth, with commas.",
-            EVERY,
-        ),
-    ] = ()
-    core: Annotated[Path | None, Option("Directory of the CORE bundle, for `score` core and nll.", FILES)] = (
-        None
+    preset: Any = EVERY(
+        "tiny, mini, paper, or a custom YAML file; with other fields: tiny+context=128.",
+        "tiny",
+        python="Also a Preset.",
     )
-    data: Annotated[
-        Path | None,
-        Option("Data directory made by `steepen data prepare`. Default: the preset's own.", FILES),
-    ] = None
-    epochs: Annotated[
-        int, Range(1, 10**6), Option("Maximum number of epochs (repeats of the data).", FILES)
-    ] = 1
-    studies: Annotated[Path, Option("Directory of journals and answers.", FILES)] = Path("studies")
-    name: Annotated[
-        str | None, Option("Name of the study's directory. Default: STUDY-PRESET[-ARMS].", FILES)
-    ] = None
-    dry_run: Annotated[
-        bool, Option("Print the remaining runs with FLOPs, time and cost; start none.", COST)
-    ] = False
+    _: KW_ONLY
+    recipe: tuple[str | Path, ...] = EVERY(
+        "Recipe instead of the preset's: paper, paper-fixed-rho, paper-affine-rho, paper-constant-lr, or a "
+        "file of fit-recipe or growth-timing. Repeatable.",
+        (),
+    )
+    tpp: float | None = EVERY(
+        "Tokens per initial stored parameter of every arm, instead of its recipe's.", limits=Range(1e-6, 1e9)
+    )
+    optimizer: Any = EVERY(
+        "Optimizer of every run: authors, muon, normuon, adamw or module:factory. Fit its recipe first "
+        "(`steepen study fit-recipe --optimizer NAME`).",
+        shown="authors",
+        python="Also a factory.",
+    )
+    sweep_flops: Literal["total", "matrix"] | None = EVERY(
+        "What the FLOPs of sweeps count: total, or matrix (without attention, as the paper's). Default: the "
+        "preset's."
+    )
+    score: Scores = EVERY("Also evaluate every run, then answer again: core, nll, kl-depth, with commas.", ())
+    core: Path | None = FILES("Directory of the CORE bundle, for `score` core and nll.")
+    data: Path | None = FILES("Data directory made by `steepen data prepare`. Default: the preset's own.")
+    epochs: int = FILES("Maximum number of epochs (repeats of the data).", 1, Range(1, 10**6))
+    studies: Path = FILES("Directory of journals and answers.", Path("studies"))
+    name: str | None = FILES("Name of the study's directory. Default: STUDY-PRESET[-ARMS].")
+    dry_run: bool = COST("Print the remaining runs with FLOPs, time and cost; start none.", False)
 
     @classmethod
     def verb_name(cls) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from steepen.errors import UsageError
-from steepen.requests.request import Argument, Option
+from steepen.requests.request import Argument
+from steepen.utils.codec import HelpPanel
 from steepen.utils.values import Pairs
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 ACCEPTED = "a file, a pandas, polars or Arrow frame, a dict of columns, or a list of dicts"
 
 
-TABLE = "Table"  # panel of --help
+TABLE = HelpPanel("Table")  # panel of --help
 
 
 @dataclass(frozen=True)
@@ -36,52 +37,30 @@ class ReadsTable:
         ),
     ]
     _: KW_ONLY
-    columns: Annotated[
-        Pairs | None,
-        Option(
-            "Names of the table's columns, or of a tracker's metrics and settings: "
-            "loss=eval/loss,arm=model.name,dataset=corpus. Usual names (C, compute, params, N, D, val_loss, "
-            "tokens (B), pf_days) are recognized.",
-            TABLE,
-        ),
-    ] = None
-    where: Annotated[
-        tuple[str, ...],
-        Option(
-            "Use only the rows with dataset=c4, arm=a,b, arm!=c, params>=1e8 or 'loss < 3 and depth > 4'. "
-            "Repeatable.",
-            TABLE,
-        ),
-    ] = ()
-    at: Annotated[
-        str,
-        Option(
-            "Which value of a tracker's metric counts: final, best (the lowest), or that at a step.", TABLE
-        ),
-    ] = "final"
-    x: Annotated[
-        str,
-        Option(
-            "What laws are fitted along: flops, hours, seconds, tokens, dollars, or another column.",
-            TABLE,
-        ),
-    ] = "flops"
-    flops: Annotated[
-        Literal["table", "6nd", "exact"],
-        Option(
-            "table; 6nd: 6·N·D from parameters and tokens, in every row; exact: of steepen's own arms, "
-            "counted from arm, depth and tokens, and context, vocabulary, aspect or rho where they are "
-            "columns.",
-            TABLE,
-        ),
-    ] = "table"
-    drop_missing: Annotated[bool, Option("Leave out rows that lack a value.", TABLE)] = False
-    keep_diverged: Annotated[
-        bool, Option("Keep runs whose loss is far above that of their arm's other runs.", TABLE)
-    ] = False
-    write_table: Annotated[
-        Path | None, Option("Write the table as it was understood to this .csv.", TABLE)
-    ] = None
+    columns: Pairs | None = TABLE(
+        "Names of the table's columns, or of a tracker's metrics and settings: "
+        "loss=eval/loss,arm=model.name,dataset=corpus. Usual names (C, compute, params, N, D, val_loss, "
+        "tokens (B), pf_days) are recognized."
+    )
+    where: tuple[str, ...] = TABLE(
+        "Use only the rows with dataset=c4, arm=a,b, arm!=c, params>=1e8 or 'loss < 3 and depth > 4'. "
+        "Repeatable.",
+        (),
+    )
+    at: str = TABLE(
+        "Which value of a tracker's metric counts: final, best (the lowest), or that at a step.", "final"
+    )
+    x: str = TABLE(
+        "What laws are fitted along: flops, hours, seconds, tokens, dollars, or another column.", "flops"
+    )
+    flops: Literal["table", "6nd", "exact"] = TABLE(
+        "table; 6nd: 6·N·D from parameters and tokens, in every row; exact: of steepen's own arms, counted "
+        "from arm, depth and tokens, and context, vocabulary, aspect or rho where they are columns.",
+        "table",
+    )
+    drop_missing: bool = TABLE("Leave out rows that lack a value.", False)
+    keep_diverged: bool = TABLE("Keep runs whose loss is far above that of their arm's other runs.", False)
+    write_table: Path | None = TABLE("Write the table as it was understood to this .csv.")
 
     def read_table(self, needs: tuple[str, ...], by: str | None = None) -> dict[str, Table]:
         """The runs by the values of the column `by` (without one under ""), and what was done to them.

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from steepen.errors import RemoteError, UsageError
-from steepen.requests.request import Option, Request, fields_of, function, with_flags
+from steepen.requests.request import Request, fields_of, function, with_flags
 from steepen.requests.spec import (
     RUN,
     ArmField,
@@ -21,7 +21,7 @@ from steepen.requests.spec import (
     open_data,
 )
 from steepen.training.train_options import EXECUTION, TrainOptions
-from steepen.utils.codec import Range
+from steepen.utils.codec import HelpPanel, Range
 from steepen.utils.formatting import wrap_to_terminal
 from steepen.utils.values import Integers
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from steepen.runs.record import RunRecord
     from steepen.runs.spec import RunSpec
 
-EVALUATION = "Evaluation of the finished run"
+EVALUATION = HelpPanel("Evaluation of the finished run")
 # Measured on one core; the table is in docs/log.md ("bf16 on a CPU").
 BF16_ON_CPU = (
     "this run uses bf16, which is about 10 times slower than fp32 on a CPU without bf16 instructions; "
@@ -54,41 +54,31 @@ class Train(SpecFields, TrainOptions, Request["Run"]):
         "steepen train --spec spec.json --data data/edu --gpus 8",
     )
 
-    spec: Annotated[
-        Any,
-        Option("Spec file (JSON or YAML), instead of `arm` and `depth`.", RUN, metavar="<path>",
-               python="Also a RunSpec or a dict."),
-    ] = None  # fmt: skip
+    spec: Any = RUN(
+        "Spec file (JSON or YAML), instead of `arm` and `depth`.",
+        metavar="<path>",
+        python="Also a RunSpec or a dict.",
+    )
     data: DataField = None
     _: KW_ONLY
     arm: ArmField = None
     depth: DepthField = None
-    runs: Annotated[Path, Option("Directory of all runs.", RUN)] = Path("runs")
-    write_spec: Annotated[
-        Path | None, Option("Write the spec to this file, print its hash and do not train.", RUN)
-    ] = None
-    gpus: Annotated[
-        int | None,
-        Range(1, 10_000),
-        Option(
-            "Train on this many GPUs of this machine (with `device` cpu: processes); torchrun and srun start "
-            "ranks on several machines.",
-            EXECUTION,
-        ),
-    ] = None
-    max_restarts: Annotated[
-        int,
-        Range(0, 10**6),
-        Option("With `gpus`: how often to restart from the last checkpoint when a rank is lost.", EXECUTION),
-    ] = 0
-    core: Annotated[Path | None, Option("CORE evaluation bundle to score the run on.", EVALUATION)] = None
-    core_examples: Annotated[
-        int | None, Range(1, 10**9), Option("Maximum number of examples per CORE task.", EVALUATION)
-    ] = None
-    kl_depth: Annotated[bool, Option("Measure KL effective depth.", EVALUATION)] = False
-    passes: Annotated[Integers | None, Option("Measure the loss at these core passes: 1-8.", EVALUATION)] = (
-        None
+    runs: Path = RUN("Directory of all runs.", Path("runs"))
+    write_spec: Path | None = RUN("Write the spec to this file, print its hash and do not train.")
+    gpus: int | None = EXECUTION(
+        "Train on this many GPUs of this machine (with `device` cpu: processes); torchrun and srun start "
+        "ranks on several machines.",
+        limits=Range(1, 10_000),
     )
+    max_restarts: int = EXECUTION(
+        "With `gpus`: how often to restart from the last checkpoint when a rank is lost.", 0, Range(0, 10**6)
+    )
+    core: Path | None = EVALUATION("CORE evaluation bundle to score the run on.")
+    core_examples: int | None = EVALUATION(
+        "Maximum number of examples per CORE task.", limits=Range(1, 10**9)
+    )
+    kl_depth: bool = EVALUATION("Measure KL effective depth.", False)
+    passes: Integers | None = EVALUATION("Measure the loss at these core passes: 1-8.")
 
     def check(self) -> None:
         """Reject fields that a spec decides beside one, prompts of no samples, and unknown trackers."""

@@ -82,9 +82,25 @@ class Option:
     help: str
     panel: str = "Options"
     flag: str = ""  # other than the field's name: "--from", "-j"; several with spaces
-    default: str = ""  # what help shows as the default, where the field's own (None) says nothing
+    shown: str = ""  # what help shows as the default, where the field's own (None) says nothing
     python: str = ""  # what Python accepts besides, for its documentation
     metavar: str = ""
+
+
+class HelpPanel(str):
+    """The name of a panel of `--help`. Called, it makes a field with a default that is an option there."""
+
+    @typing.overload
+    def __call__(self, help: str, *, limits: Range | None = None, **more: str) -> None: ...
+    @typing.overload
+    def __call__(self, help: str, default: T, limits: Range | None = None, **more: str) -> T: ...
+    def __call__(self, help: str, default: Any = None, limits: Range | None = None, **more: str) -> Any:
+        """The field; `more` are the other fields of `Option`."""
+        found = Option(help, self, **more)
+        return dataclasses.field(default=default, metadata={"option": found, "limits": limits})
+
+
+option = HelpPanel("Options")
 
 
 class _InvalidValue(UsageError):
