@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 WORKERS ?= auto
 PRESET ?= tiny
 
-.PHONY: help setup setup-dev quickstart test lint types unit docs sbom lowest format clean
+.PHONY: help setup setup-dev quickstart test lint types unit test-gpu test-on-gpu test-beside-gpu docs sbom lowest format clean
 
 help:
 	@echo "make quickstart   install, train a small ladder of three arms, write quickstart/report.html"
 	@echo "                  (PRESET=mini on a GPU)"
 	@echo "make test         install, then lint, type-check and run the tests (WORKERS=4: four processes)"
+	@echo "make test-gpu     the tests that use a GPU, with the Python that has torch there (PYTHON=python3)"
 	@echo "make docs         install, then build the documentation site in site/ (readable without a network)"
 	@echo "make lowest       test the lowest versions of the libraries that pyproject.toml allows"
 	@echo "make sbom         write sbom.cdx.json, what is installed and its licences"
@@ -58,6 +59,19 @@ types: setup-dev
 
 unit: setup-dev
 	$(BIN)/python -m pytest -n $(WORKERS)
+
+# On a GPU machine, with what is installed there. The tests of ranks, launchers and kills fork processes, which CUDA does
+# not allow, or assume that there is no GPU: it is hidden from them.
+test-gpu:
+	$(MAKE) --jobs=2 --output-sync=target test-on-gpu test-beside-gpu
+
+GPU_TESTS = tests/kernels tests/execution tests/optim tests/training tests/model tests/evaluation tests/inference
+FORKING_TESTS = tests/distributed tests/launch tests/studies/test_kill_and_resume.py tests/studies/test_branches.py
+test-on-gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest $(GPU_TESTS)
+
+test-beside-gpu:
+	PYTHONPATH=src CUDA_VISIBLE_DEVICES= $(PYTHON) -m pytest $(FORKING_TESTS)
 
 # Broken links, missing pages and unknown names in the reference are errors.
 docs: setup-dev

@@ -328,18 +328,20 @@ def reference_row(depth: int, scale: SizeRule, device: torch.device, args: Any) 
     return row
 
 
+def install(network: Network, precision: str, batch_tokens: int) -> bool:
+    """Make a network run as in training; returns whether its steps are captured as CUDA graphs."""
+    network.compute_dtype = torch.bfloat16
+    make_linear = float8_linear_where_aligned if precision == "fp8" else FusedLinear
+    install_fused_gpu(network, partial(make_linear, dtype=torch.bfloat16))
+    cost = flops_per_token(network.arm, network.shape, network.passes).total
+    return DEVICE.type == "cuda" and cost * batch_tokens <= CUDA_GRAPH_MAX_FLOPS_PER_STEP
+
+
 def fused_row(name: str, depth: int, scale: SizeRule, device: torch.device, args: Any) -> Row:
     network = build(name, depth, scale, device, args)
     passes = network.passes
     cost = flops_per_token(network.arm, network.shape, passes).total
-    cuda_graphs = (
-        DEVICE.type == "cuda"
-        and not args.no_graphs
-        and cost * args.batch_tokens <= CUDA_GRAPH_MAX_FLOPS_PER_STEP
-    )
-    network.compute_dtype = torch.bfloat16
-    make_linear = float8_linear_where_aligned if args.precision == "fp8" else FusedLinear
-    install_fused_gpu(network, partial(make_linear, dtype=torch.bfloat16))
+    cuda_graphs = install(network, args.precision, args.batch_tokens) and not args.no_graphs
     batch = args.batch_tokens // args.context
     return measure(
         name,

@@ -120,6 +120,8 @@ def test_lowest_versions_are_those_of_pyproject() -> None:
     ).stdout.splitlines()
     assert {"numpy==1.26", "torch==2.13.0", "typer==0.15.4", "pandas==2"} <= {*printed}
     assert {distribution_name(each) for each in PROJECT["dependencies"]} <= {*map(distribution_name, printed)}
-    makefile = (REPOSITORY / "Makefile").read_text()
-    tests = re.findall(r"tests/\S+", makefile.partition("LOWEST = ")[2].partition("lowest:")[0])
-    assert len(tests) > 10 and all((REPOSITORY / name).exists() for name in tests)
+
+
+def test_tests_that_the_makefile_names_exist() -> None:
+    named = re.findall(r"\btests/\S+", (REPOSITORY / "Makefile").read_text())
+    assert len(named) > 20 and all((REPOSITORY / name).exists() for name in named)

@@ -60,7 +60,7 @@ def compute(request: dict[str, Any]) -> dict[str, torch.Tensor]:
             ids = tokenizer(text)["input_ids"]
             assert tokenizer.decode(ids, skip_special_tokens=True) == text
             results[f"text {number}"] = torch.tensor(ids)
-        words = pipeline("text-generation", model=model, tokenizer=tokenizer)(
+        words = pipeline("text-generation", model=model, tokenizer=tokenizer, device="cpu")(
             request["texts"][0], max_new_tokens=4, do_sample=False, return_full_text=True
         )
         assert words[0]["generated_text"].startswith(request["texts"][0])
