@@ -45,6 +45,18 @@ def test_block_speed_prints_a_row_per_arm() -> None:
     assert all(row["steepen_ms"] > 0 and row["plain_ms"] > 0 for row in rows)
 
 
+def test_rank_work_prints_a_row_per_number_of_ranks() -> None:
+    words = ["--tiny", "--ranks", "2", "4", "--rounds", "1", "--warm-up", "0", "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
+    done = subprocess.run(
+        [sys.executable, str(REPOSITORY / "benchmarks" / "rank_work.py"), *words],
+        env=environment, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    rows = json.loads(done.stdout)
+    assert [row["ranks"] for row in rows] == [2, 4]
+    assert all(0 < row["efficiency"] <= 1.5 and row["gradient_gib"] > row["weight_gib"] > 0 for row in rows)
+
+
 def ceilings(*words: str, program: str = "ceilings.main()") -> subprocess.CompletedProcess[str]:
     """Run benchmarks/ceilings.py in a new process; `program` is executed after its import."""
     folders = [str(REPOSITORY / "src"), str(REPOSITORY / "benchmarks")]

@@ -327,11 +327,11 @@ def _place_on_device(
     if fused is not None:
         fused.signal.listener = optimizer.gradient_ready
     if not mode.compiled:  # a hook inside a compiled block would break its graph
-        _wait_for_weights_in_forward(network, optimizer)
+        wait_for_weights_in_forward(network, optimizer)
     return optimizer
 
 
-def _wait_for_weights_in_forward(network: Network, optimizer: ShardedOptimizer) -> None:
+def wait_for_weights_in_forward(network: Network, optimizer: ShardedOptimizer) -> None:
     """Let the network wait for new weights where the forward uses them, so that they arrive meanwhile."""
     names = {parameter: name for name, parameter in network.named_parameters()}
     blocks = list(network.blocks())
