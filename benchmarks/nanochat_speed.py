@@ -54,7 +54,7 @@ class NanochatStep:
             fp8.convert_to_float8_training(model, config=recipe, module_filter_fn=fits_fp8)
         self.rows = rows
         self.optimizer = model.setup_optimizer()
-        self.model = torch.compile(model, dynamic=False) if ON_GPU else model
+        self.model: Any = torch.compile(model, dynamic=False) if ON_GPU else model
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
         total = torch.zeros((), device=inputs.device)

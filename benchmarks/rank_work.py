@@ -21,6 +21,7 @@ import torch
 from gpu_timing import DEVICE, ON_GPU, SAMPLE_SECONDS, Call, time_interleaved
 from throughput import build
 from torch import Tensor
+from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
 from torch.profiler import ProfilerActivity
 
 from steepen.distributed import gradient_reducer, sharded_optimizer
@@ -78,7 +79,7 @@ def busy_fraction(call: Call) -> float | None:
     spans = sorted(
         (event.time_range.start, event.time_range.end)
         for event in profiler.events() or ()
-        if event.device_type == torch.autograd.DeviceType.CUDA
+        if event.device_type == DeviceType.CUDA
     )
     busy, end = 0.0, spans[0][0]
     for first, last in spans:

@@ -6,9 +6,8 @@ import csv
 import importlib.util
 import math
 import shutil
-import subprocess
 import sys
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -34,17 +33,28 @@ ARMS = ["vanilla", "operator-1"]
 RATE, EXPONENT, BASE = 0.04, -0.4, 6  # the planted best learning rate, at d6
 
 
-def publish(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "tools" / "publish_results.py"), str(folder), *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def load(path: Path) -> ModuleType:
+    """A script as a module."""
+    found = importlib.util.spec_from_file_location(path.stem, path)
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[path.stem] = module
+    found.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def publish() -> Callable[..., int]:
+    """tools/publish_results.py, which judges the authors' runs once."""
+    main = load(ROOT / "tools" / "publish_results.py").main
+    return lambda folder, *words: main([str(folder), *words])
 
 
 @pytest.mark.parametrize(
     "folder", [path.parent for path in sorted(RESULTS.glob("*/runs.csv"))], ids=lambda path: path.name
 )
-def test_published_tables_come_from_the_committed_runs(folder: Path) -> None:
-    done = publish(folder, "--check")
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_published_tables_come_from_the_committed_runs(folder: Path, publish: Callable[..., int]) -> None:
+    assert publish(folder, "--check") == 0
     assert (
         len([path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]) <= 20
     )
@@ -53,12 +63,7 @@ def test_published_tables_come_from_the_committed_runs(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def studies() -> ModuleType:
     """The custom studies of results/narrow."""
-    found = importlib.util.spec_from_file_location("replication", RESULTS / "narrow" / "replication.py")
-    assert found is not None and found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules["replication"] = module
-    found.loader.exec_module(module)
-    return module
+    return load(RESULTS / "narrow" / "replication.py")
 
 
 @pytest.fixture(scope="module")
@@ -127,12 +132,13 @@ def test_paired_differences_and_noise_are_those_planted(place: Path) -> None:
     assert [row[-1] for row in answer(place, "noise")["noise"]] == pytest.approx([1e-4 / math.sqrt(2)] * 2)
 
 
-def test_a_changed_loss_is_noticed(place: Path, tmp_path: Path) -> None:
+def test_a_changed_loss_is_noticed(
+    place: Path, tmp_path: Path, publish: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "toy"
     folder.mkdir()
     (folder / "README.md").write_text("# Toy\n\n<!-- results/toy -->\n<!-- end -->\n\nThe end.\n")
-    done = publish(folder, "--add", str(place / "runs"), str(place / "studies"))
-    assert done.returncode == 0, done.stderr
+    assert publish(folder, "--add", str(place / "runs"), str(place / "studies")) == 0
     page = (folder / "README.md").read_text()
     assert (
         "### The ladder: 16 runs" in page
@@ -142,11 +148,12 @@ def test_a_changed_loss_is_noticed(place: Path, tmp_path: Path) -> None:
         and "The end." in page
     )
     assert "| vanilla | 8 | learning_rate 0.0" in page and "| vanilla | 4 | seed 1 |" in page
-    assert publish(folder, "--check").returncode == 0
+    assert publish(folder, "--check") == 0
+    capsys.readouterr()
     rows = list(csv.DictReader((folder / "runs.csv").open()))
     assert len(rows) == len({row["run"] for row in rows}) == len(list((place / "runs").iterdir()))
     text = (folder / "runs.csv").read_text()
     (folder / "runs.csv").write_text(text.replace(rows[0]["loss"], "3.21"))
-    done = publish(folder, "--check")
-    assert done.returncode == 1 and "README.md: differs from runs.csv" in done.stdout
+    assert publish(folder, "--check") == 1
+    assert "README.md: differs from runs.csv" in capsys.readouterr().out
     shutil.rmtree(folder)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import io
 import statistics
 import sys
@@ -135,24 +136,26 @@ def verdict_table(rows: Sequence[Row], reference: str = "vanilla") -> str:
 
 def claim_table(rows: Sequence[Row]) -> str:
     """The paper's claims by its authors' runs and by these: each arm against the one that it extends."""
-    tables = {"paper": "paper:fineweb", "here": ladder_table(rows)}
-    fits = {
-        (ref, where): judge(table, ref) for ref in {c[2] for c in CLAIMS} for where, table in tables.items()
-    }
+    here = {reference: judge(ladder_table(rows), reference) for reference in {claim[2] for claim in CLAIMS}}
     lines: list[list[str]] = []
     for claim, arm, reference, word in CLAIMS:
         cells, agreement = [], "not measured"
-        for where in tables:
-            found = fits[reference, where]
+        for found in (judge_authors(reference), here[reference]):
             row = found.get(arm)
             cells.append(_gain(row) if row else "–")
-            if where == "here" and row:
+            if found is here[reference] and row:
                 growth = row["growth"]
                 agreement = (
                     "agrees" if growth == word else "undecided" if growth == "undecided" else "differs"
                 )
         lines.append([f"{claim}: {arm} over {reference}", word, *cells, agreement])
     return markdown(["claim of the paper", "gain", "its authors' runs", "these runs", ""], lines)
+
+
+@functools.cache
+def judge_authors(reference: str) -> dict[str, dict[str, Any]]:
+    """The authors' runs against one of their arms."""
+    return judge("paper:fineweb", reference)
 
 
 def judge(table: Any, reference: str) -> dict[str, dict[str, Any]]:
@@ -213,8 +216,8 @@ def tables(folder: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def main() -> None:
-    """Add runs, write the tables, or compare them with runs.csv."""
+def main(words: Sequence[str] | None = None) -> int:
+    """Add runs, write the tables, or compare them with runs.csv; returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -222,7 +225,7 @@ def main() -> None:
     parser.add_argument("--add", nargs=2, type=Path, metavar=("RUNS", "STUDIES"))
     parser.add_argument("--shared", type=int, default=1)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where the page differs")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     folder: Path = options.folder.resolve()
     if options.add is not None:
         runs, studies = options.add
@@ -237,9 +240,10 @@ def main() -> None:
     if wanted != text:
         print(f"{page.name}: {'differs from runs.csv' if options.check else 'written'}.")
         if options.check:
-            sys.exit(1)
+            return 1
         write_atomically(page, wanted)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
