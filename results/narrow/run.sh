@@ -15,7 +15,7 @@ export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
 fixed=vanilla,deep-vanilla,operator-1,loop-2,untied-2
 eight=$fixed,deep-vanilla-grow,loop-grow,untied-grow
 axes=vanilla,untied-grow,untied-2+passes=2-4-6@0.5-0.75,vanilla+blocks=1-all@0.3
-axes=$axes,vanilla+width=0.5-1@0.4,vanilla+context=0.25-1@0.5
+axes=$axes,vanilla+width=0.5-1@0.4,vanilla+context=0.25-1@0.5,vanilla+experts=1-8@0.5
 study() { # name, then the words of `steepen study`
     name=$1
     shift

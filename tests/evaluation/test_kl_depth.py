@@ -14,8 +14,11 @@ from steepen.data import Dataset, ValidationSet
 from steepen.errors import UsageError
 from steepen.evaluation.kl_depth import effective_depth, measure_kl_depth
 from steepen.evaluation.validation_loss import measure_test_time_passes, validate
-from steepen.model.growth import grow
+from steepen.model.arms import find_arm
+from steepen.model.growth import grow, grown
+from steepen.model.init import build_on_meta, materialize, name_seed
 from steepen.model.network import Network
+from steepen.model.shape import SizeRule
 
 Make = Callable[..., Network]
 
@@ -86,6 +89,30 @@ def test_every_executed_block_is_decoded(
     assert found.curve[1] == pytest.approx(float((final.exp() * (final - block)).sum(-1).mean()), rel=1e-4)
     other = measure_kl_depth(network, validation, passes, direction="block-to-final")
     assert other.curve[1] == pytest.approx(float((block.exp() * (block - final)).sum(-1).mean()), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "growth",
+    ["blocks=1-all@0.5", "width=1/3-1@0.5", "context=0.25-1@0.5", "experts=1-4@0.5", "experts=2-4@0.5",
+     "blocks=1-all@0.2+width=1/3-1@0.4+context=0.25-1@0.6+experts=1-4@0.8"],
+)  # fmt: skip
+def test_networks_that_grew_along_every_axis_have_a_depth(growth: str, validation: ValidationSet) -> None:
+    arm = find_arm(f"vanilla+{growth}")
+    rule = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=128, vocabulary=384)
+    first, *later = arm.networks(arm.shape(3, rule), arm.passes)
+    network = materialize(build_on_meta(first.shape, first.arm), embedding_std=0.5)
+    for name, parameter in network.named_parameters():
+        noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(name_seed(0, name)))
+        parameter.data.add_(parameter.shape[-1] ** -0.5 * noise)
+    before = measure_kl_depth(network, validation)
+    for after in later:
+        network = grown(network, after, arm.passes)
+    found = measure_kl_depth(network, validation)
+    assert found.executed == 3 and list(found.stages) == ["prelude"] * 3 and 1 <= found.depth <= 3
+    assert found.curve[-1] == pytest.approx(0, abs=1e-9) and found.curve[0] > 0.1
+    new = found.executed - before.executed  # new blocks change nothing, and neither do width and experts
+    if "experts=2" not in growth:
+        assert found.curve == pytest.approx((*before.curve, *[before.curve[-1]] * new), abs=1e-4)
 
 
 def test_untrained_network_has_depth_1(make_network: Make, validation: ValidationSet) -> None:

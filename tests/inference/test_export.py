@@ -45,7 +45,7 @@ BLOCKS = [
     "vanilla+parallel=true+activation=relu2",
     "loop-2+streams=2",
     "vanilla+parallel=true+streams=3",
-    "untied-2+blocks=0-all@0.4+context=0.5-1@0.6",  # the last network
+    "untied-2+blocks=0-all@0.4+context=0.5-1@0.6+experts=1-4@0.4",  # the last network
 ]
 CASES = [*sorted(ARMS), *BLOCKS, *(f"{arm} with options" for arm in OPTIONS)]
 

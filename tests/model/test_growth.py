@@ -57,6 +57,10 @@ def logits(network: Network, passes: int | None = None) -> Tensor:
         "blocks=1-all@0.5", "blocks=0-2-all@0.2-0.5", "blocks=0.5-all@0.5+block_order=interleaved",
         "width=0.5-1@0.5", "width=0.5-1@0.5+new_width=zero", "context=0.25-1@0.5",
         "blocks=1-all@0.5+width=0.5-1@0.5", "blocks=1-3-all@0.2-0.6+width=0.5-1@0.4+context=0.5-1@0.4",
+        "experts=1-4@0.5", "experts=1-6@0.5+active_experts=3+shared_experts=1+balance=loss",
+        "experts=1-8@0.5+active_experts=4+shared_experts=1",  # 5 experts of 10 units, and 48 of the dense MLP
+        "experts=1-4@0.5+width=0.5-1@0.5+blocks=1-all@0.5+context=0.5-1@0.5",
+        "experts=1-4@0.5+width=0.5-1@0.5+new_width=zero",
     ],
 )  # fmt: skip
 def test_growth_keeps_what_the_network_computes(base: str, growth: str) -> None:
@@ -96,6 +100,40 @@ def test_widened_units_do_not_stay_equal(new_width: str) -> None:
         channels = weight.T if name == "embedding" else weight
         assert torch.unique(channels, dim=0).shape[0] == channels.shape[0], name
         assert (channels.abs().sum(1) > 0).all(), name
+
+
+@pytest.mark.parametrize("growth", ["experts=1-4@0.5", "experts=2-4@0.5"])
+def test_experts_of_one_origin_do_not_stay_equal(growth: str) -> None:
+    network = through_all_stages(find_arm(f"vanilla+{growth}"))[-1]
+    tokens = torch.randint(384, (2, 32), generator=torch.Generator().manual_seed(5))
+    with torch.enable_grad():
+        for _ in range(3):
+            network.zero_grad()
+            network(tokens[:, :-1], tokens[:, 1:]).backward()
+            with torch.no_grad():
+                for parameter in network.parameters():
+                    assert parameter.grad is not None
+                    parameter.sub_(0.1 * parameter.grad)
+    for name in ("router", "expert_gate_up", "expert_down"):
+        experts = network.get_parameter(f"prelude.1.{name}")
+        assert torch.unique(experts, dim=0).shape == experts.shape, name
+
+
+def test_copies_of_experts_are_copies_and_their_rows_differ_around_the_old_ones() -> None:
+    before, after = through_all_stages(find_arm("vanilla+experts=2-6@0.5+width=0.5-1@0.5+balance=bias"))
+    # Width repeats every channel, and divides what is read of it.
+    row = after.get_parameter("prelude.0.router").unflatten(-1, (-1, 2)).sum(-1).unflatten(0, (2, 3))
+    assert (row.mean(1) - before.get_parameter("prelude.0.router")).abs().max() < 1e-12
+    assert row.std(1).min() > 0
+    for name in ("expert_gate_up", "expert_down"):
+        experts = after.get_parameter(f"prelude.0.{name}").unflatten(0, (2, 3, -1))
+        assert torch.equal(experts[:, 0], experts[:, 1]) and not torch.equal(experts[0], experts[1]), name
+
+
+@pytest.mark.parametrize("growth", ["experts=1-5@0.5", "experts=1-4@0.5+active_experts=1", "experts=2-4@0.5"])
+def test_experts_that_are_chosen_otherwise_compute_something_else(growth: str) -> None:
+    networks = through_all_stages(find_arm(f"vanilla+{growth}"))
+    assert 1e-3 < (logits(networks[1]) - logits(networks[0])).abs().max() < torch.inf
 
 
 def test_copies_are_stacked_or_between_the_old_blocks() -> None:
@@ -138,6 +176,25 @@ def test_state_of_a_widened_parameter_changes_as_its_gradient() -> None:
     assert growth.state("head", "step", count, old["head"].shape, after.head.shape) == 7  # type: ignore[union-attr]
 
 
+def test_state_of_experts_changes_as_their_gradient() -> None:
+    arm = find_arm("vanilla+experts=1-6@0.5")
+    first, last = arm.networks(arm.shape(4, RULE), arm.passes)
+    before, after = through_all_stages(arm)
+    growth = Growth(first, last, arm.passes)
+    tokens = torch.randint(384, (2, 32), generator=torch.Generator().manual_seed(5))
+    for network in (before, after):
+        network(tokens[:, :-1], tokens[:, 1:]).backward()
+    for name, source in (("expert_gate_up", "gate_up"), ("expert_down", "down")):
+        old = before.get_parameter(f"prelude.3.{source}").grad
+        new = after.get_parameter(f"prelude.3.{name}").grad
+        assert old is not None and new is not None
+        found = growth.state(f"prelude.3.{name}", "exp_avg", old, old.shape, new.shape)
+        # The sum over the three experts that have a part of the MLP is the gradient of that part.
+        pairs = [each.unflatten(0, (3, 2, -1)).sum(0) for each in (found, new)]
+        assert (pairs[0] - pairs[1]).abs().max() < 1e-12
+    assert growth.origin("prelude.3.router").name is None
+
+
 @pytest.mark.parametrize(
     ("name", "stages"),
     [
@@ -165,9 +222,20 @@ def test_axes_have_their_own_starts() -> None:
     assert arm.passes.axes == ("passes", "width")
 
 
+def test_the_last_number_of_experts_is_the_arms() -> None:
+    arm = find_arm("vanilla+experts=1-4-8@0.2-0.6+shared_experts=1")
+    assert [(s.start, s.experts) for s in arm.passes.stages] == [(0.0, 1), (0.2, 4), (0.6, None)]
+    assert find_arm("vanilla+experts=8+experts=1-4-all@0.2-0.6+shared_experts=1").passes == arm.passes
+    assert arm.block_options == find_arm("vanilla+experts=8+shared_experts=1").block_options
+    options = [one.arm.block_options for one in arm.networks(arm.shape(4, RULE), arm.passes)]
+    assert [one.experts for one in options] == [None, 4, 8] and options[0].standard
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
+        ("vanilla+experts=-3", "not a number"),
+        ("vanilla+experts=1.5-4", "whole number"),
         ("vanilla+blocks=2", "two or more stages"),
         ("vanilla+width=0.5-1@0.2-0.4", "two or more stages"),
         ("vanilla+width=0.5-1@0.2+blocks=1-all", "of every axis"),
@@ -190,6 +258,10 @@ def test_a_growth_that_cannot_be_read_is_rejected(name: str, said: str) -> None:
         ("vanilla+width=0.3-1@0.5", "whole number"),
         ("vanilla+context=0.3-1@0.5", "whole number"),
         ("loop-2-2-c-3+blocks=3-all@0.5", "only its core"),
+        ("vanilla+experts=8-4@0.5", "cannot start with 8"),
+        ("vanilla+experts=1-all@0.5", "no experts"),
+        ("vanilla+experts=0-4@0.5", "experts"),
+        ("vanilla+experts=2-8@0.5+active_experts=4", "active_experts"),
     ],
 )
 def test_a_growth_that_a_size_does_not_have_is_rejected(name: str, said: str) -> None:

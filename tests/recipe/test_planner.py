@@ -197,6 +197,25 @@ def test_time_cost_and_memory_estimates_follow_the_inputs(capsys: pytest.Capture
     assert memory["shard full"]["compute_weights"] < memory["shard optimizer"]["compute_weights"] / 3
 
 
+def test_stages_of_experts_are_planned_as_runs_of_their_networks() -> None:
+    cluster = Cluster(micro_batch=4)
+    found, dense, experts = (
+        make_plan(find_arm(arm), depth=8, cluster=cluster)
+        for arm in ("vanilla+experts=1-8@0.5", "vanilla", "vanilla+experts=8")
+    )
+    alone = [one.to_dict() for one in (dense, experts)]
+    phases, memory = found.to_dict()["phases"], found.to_dict()["cluster"]["memory_gib_by_stage"]["one GPU"]
+    assert [phase["flops_per_token"] for phase in phases] == [
+        one["phases"][0]["flops_per_token"] for one in alone
+    ]
+    assert memory == [one["cluster"]["memory_gib_by_stage"]["one GPU"][0] for one in alone]
+    assert memory[0] < memory[1] and "experts" not in phases[0] and phases[1]["experts"] == 8
+    # Tokens per parameter and the learning rate are by the arm at its end, by experts that a token uses.
+    assert found.run.recipe_parameters == experts.run.recipe_parameters < experts.run.stored_parameters
+    assert found.run.hyperparameters == experts.run.hyperparameters
+    assert found.run.initial_stored_parameters == dense.run.stored_parameters
+
+
 def test_memory_estimate_is_near_the_measured_memory() -> None:
     """Measured peaks on one GPU with a bf16 stream, micro-batches of 65,536 tokens, in GiB."""
     bf16 = ModelOptions(residual_stream="bf16")

@@ -87,6 +87,7 @@ DEFAULTS: dict[str, Any] = {
     "Stage.blocks": None,
     "Stage.width": None,
     "Stage.context": None,
+    "Stage.experts": None,
     "AllocationRule.per_depth": 1,
     "AllocationRule.blocks": None,
     "AllocationRule.prelude": None,

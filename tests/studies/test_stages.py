@@ -6,7 +6,7 @@ import json
 import math
 import re
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -21,6 +21,8 @@ from steepen.report.colours import ARM_TITLES
 from steepen.report.figure import draw_figure
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.context import StudyContext, starting_arm
+from steepen.studies.design.growth_target import growth_target
+from steepen.studies.design.growth_timing import growth_timing
 from steepen.studies.preset import PRESETS_DIRECTORY, load_preset
 from steepen.studies.stages.chain_tuning import candidates, chain_tuning, replay_chain
 from steepen.studies.stages.fit_recipe import fit_recipe
@@ -433,8 +435,63 @@ def test_arm_without_growth_skips_stage_three(paper: StudyContext) -> None:
     assert answer.values["recipe"]["recipe"]["rho"] is None
 
 
+AXES = ("blocks=1-all", "width=0.5-1", "context=0.25-1", "experts=1-8")
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_fit_recipe_of_growth_along_other_axes_reuses_what_the_fixed_arm_is_tuned_to(
+    paper: StudyContext, axis: str
+) -> None:
+    arm = find_arm(f"vanilla+{axis}")
+    fixed = "vanilla+experts=8" if "experts" in axis else "vanilla"
+    formula = Formula(whole_surface(paper))
+    answer = formula.answer(fit_recipe(paper, arms=[arm]))
+    assert list(answer.values["stages"]) == [
+        "chain-tuning",
+        "tpp",
+        "growth-fraction",
+        "lr-rule",
+        "lr-rule of growth",
+    ]
+    recipe = from_builtins(RecipeFile, answer.values["recipe"]).recipe
+    assert (recipe.tpp, recipe.rho, recipe.learning_rate_exponent) == (6, 0.3, -0.5)
+    assert recipe.base.embedding_lr_multiplier == pytest.approx(OPTIMUM.embedding_lr_multiplier)
+    named = {spec.arm.name for spec in formula.specs if not spec.schedule.grows}
+    assert named - {f"{arm.name}-start"} == {fixed}
+
+
+def test_depths_at_which_an_arm_cannot_grow_are_left_out_with_a_warning(tiny: StudyContext) -> None:
+    arm = find_arm("vanilla+width=0.5-1")  # an odd depth has an odd number of heads
+    formula = Formula(whole_surface(tiny))
+    answer = formula.answer(fit_recipe(tiny, arms=[arm]))
+    assert {spec.shape.depth % 2 for spec in formula.specs if spec.schedule.grows} == {0}
+    for words in ("d3 is left out: width 0.5 of 3 heads", "left out at d3, d5, where it cannot be made"):
+        assert any(words in warning for warning in answer.warnings), words
+    measured = answer.values["recipe"]["recipe"]["measured"]
+    assert measured == [4, 6] or measured == (4, 6)
+
+
+def test_an_arm_whose_stages_have_their_starts_is_tuned_without_stage_three(tiny: StudyContext) -> None:
+    answer = Formula(whole_surface(tiny)).answer(fit_recipe(tiny, arms=["vanilla+blocks=1-all@0.4"]))
+    assert list(answer.values["stages"]) == ["chain-tuning", "tpp", "lr-rule", "lr-rule of growth"]
+    assert answer.values["recipe"]["recipe"]["rho"] is None
+    with pytest.raises(UsageError, match="leave out @"):
+        Formula(whole_surface(tiny)).answer(growth_fraction(tiny, arms=["vanilla+blocks=1-all@0.4"]))
+
+
+@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize("study", [growth_timing, growth_target, growth_fraction])
+def test_studies_of_growth_take_every_axis(tiny: StudyContext, study: Any, axis: str) -> None:
+    formula = Formula(whole_surface(tiny))
+    answer = formula.answer(study(tiny, arms=[f"vanilla+{axis}"]))
+    assert answer.findings and any(spec.schedule.grows for spec in formula.specs)
+    name = axis.partition("=")[0]
+    assert {axes for spec in formula.specs if (axes := spec.schedule.axes)} == {(name,)}
+
+
 def test_growing_arms_inherit_from_their_starting_arm() -> None:
     pairs = {"untied-grow": "untied-2", "loop-grow": "loop-2", "deep-vanilla-grow": "deep-vanilla"}
+    pairs |= {"loop-2+width=0.5-1": "loop-2", "vanilla+experts=2-8+window=64": "vanilla+experts=8+window=64"}
     assert {name: starting_arm(find_arm(name)).name for name in pairs} == pairs
 
 

@@ -34,9 +34,11 @@ GROWTH = {  # steps 0 to 11; the data's rows have 32 tokens
     "width": "vanilla+kv_heads=2+width=0.5-1@0.5",
     "zero width": "untied-2+width=0.25-0.5-1@0.25-0.6+new_width=zero",
     "context": "vanilla+context=0.25-0.5-1@0.25-0.6",
-    "all": "untied-2+passes=2-4@0.6+blocks=2-all@0.25+width=0.5-1@0.25+context=0.5-1@0.4",
+    "experts": "vanilla+kv_heads=2+experts=1-8@0.5+active_experts=4",
+    "copies of experts": "untied-2+experts=1-2-4@0.25-0.6+balance=loss+shared_experts=1",
+    "all": "untied-2+passes=2-4@0.6+blocks=2-all@0.25+width=0.5-1@0.25+context=0.5-1@0.4+experts=1-4@0.4",
 }
-KEEPS = ("blocks", "width", "zero width")  # what the network computes
+KEEPS = ("blocks", "width", "zero width", "experts")  # what the network computes
 
 
 class Killed(Exception):
@@ -52,7 +54,7 @@ def test_a_run_killed_across_every_stage_ends_with_the_same_weights(
     case: str, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = make(make_spec, case)
-    if case in ("width", "all"):
+    if case in ("width", "experts", "copies of experts", "all"):
         spec = replace(spec, optimizer=replace(spec.optimizer, growth_state="copy"))
     whole, broken = RunStore(tmp_path / "whole"), RunStore(tmp_path / "broken")
     train(spec, tiny_data, whole, QUIET)
@@ -99,7 +101,7 @@ def train_all(world: World, specs: list[RunSpec], data: Dataset, store: Path, op
 @pytest.mark.parametrize("shard", ["optimizer", "full"])
 def test_two_ranks_grow_as_one(shard: Any, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path) -> None:
     copied = OptimizerConfig(growth_state="copy")
-    cases = ["blocks", "width", "context", "all"]
+    cases = ["blocks", "width", "context", "experts", "copies of experts", "all"]
     specs = [make(make_spec, case, optimizer=copied) for case in cases]
     options = TrainOptions(device="cpu", quiet=True, micro_batch=2, fused=False, shard=shard)
     train_all(World(), specs, tiny_data, tmp_path / "one", options)
@@ -134,7 +136,7 @@ def test_the_flops_of_a_plan_are_those_of_the_gemms_that_are_executed(
     assert record.flops == expected_flops(spec)
 
 
-@pytest.mark.parametrize("case", ["blocks", "context"])
+@pytest.mark.parametrize("case", ["blocks", "context", "experts"])
 def test_a_branch_at_growth_equals_the_run_trained_alone(
     case: str, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -143,7 +143,19 @@ class Arm:
 
     def at(self, stage: Stage, shape: Shape) -> tuple[Arm, Shape]:
         """The arm and shape of a stage of growth whose last stage has this shape."""
-        return self, stage.shape(shape)
+        options = self.block_options
+        if stage.experts is None:
+            return self, stage.shape(shape)
+        if options.experts is None:
+            raise UsageError(f"{self.name} has no experts: say how many it ends with, as in experts=1-8.")
+        number = stage.number(stage.experts, options.experts)
+        if number > options.experts:
+            raise UsageError(f"an arm of {options.experts} experts cannot start with {number}.")
+        if number == 1:  # the dense MLP
+            options = replace(options, experts=None, active_experts=2, shared_experts=0, balance="bias")
+        else:
+            options = replace(options, experts=number)
+        return replace(self, block_options=options), stage.shape(shape)
 
     def networks(self, shape: Shape, schedule: PassSchedule) -> tuple[StageNetwork, ...]:
         """The network of each stage of a schedule; it keeps the cores that a later stage does not use."""
@@ -177,11 +189,18 @@ class StageNetwork:
     shape: Shape
     passes: int  # the most it has had to run so far: so many untied cores are stored
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Its size along the axes other than passes and blocks, by their names."""
+        experts = self.arm.block_options.experts
+        sizes = {"width": self.shape.width, "context": self.shape.context}
+        return sizes if experts is None else sizes | {"experts": experts}
+
     def __str__(self) -> str:
-        shape = self.shape
         return (
-            f"{shape.allocation.executed(self.passes)} executed blocks in {self.passes} core "
-            f"{'pass' if self.passes == 1 else 'passes'}, width {shape.width:,}, context {shape.context:,}"
+            f"{self.shape.allocation.executed(self.passes)} executed blocks in {self.passes} core "
+            f"{'pass' if self.passes == 1 else 'passes'}, "
+            f"{', '.join(f'{name} {size:,}' for name, size in self.sizes.items())}"
         )
 
 
@@ -189,7 +208,8 @@ def require_growth(before: StageNetwork, after: StageNetwork, schedule: PassSche
     """Raise UsageError unless the second network can grow from the first."""
     old, new = before.shape, after.shape
     sections = zip(astuple(old.allocation), astuple(new.allocation), strict=True)
-    pairs = [*sections, (old.width, new.width), (old.context, new.context)]
+    experts = tuple(one.arm.block_options.experts or 1 for one in (before, after))
+    pairs = [*sections, (old.width, new.width), (old.context, new.context), experts]
     if any(first > last for first, last in pairs):
         raise UsageError(f"growth only adds: {after} cannot follow {before}.")
     if old.width == new.width:

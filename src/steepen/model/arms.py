@@ -194,13 +194,32 @@ def paper_names(arm: str) -> list[str]:
 def _with_options(name: str) -> Arm:
     """An arm with options of its block and stages of growth: operator-1+kv_heads=4+blocks=1-all@0.3."""
     base, *settings = (part.strip() for part in name.split("+"))
-    arm, grows = find_arm(base), {*AXES, *CHOICES}
-    growth = [setting for setting in settings if setting.partition("=")[0] in grows]
+    arm, (growth, options) = find_arm(base), _split(settings)
     passes = parse_growth(arm.passes, growth) if growth else arm.passes
-    options = parse_block_options([setting for setting in settings if setting not in growth])
     name = "+".join([arm.name, *settings])
     title = ", ".join([arm.title, *(setting.replace("_", " ").replace("=", " ") for setting in settings)])
-    return replace(arm, name=name, title=title, passes=passes, block_options=options)
+    return replace(arm, name=name, title=title, passes=passes, block_options=parse_block_options(options))
+
+
+def _split(settings: list[str]) -> tuple[list[str], list[str]]:
+    """Settings of growth, and options of the block; the last number of experts is an option of the arm's."""
+    growth, options = list[str](), list[str]()
+    for setting in settings:
+        axis, _, sizes = setting.partition("=")
+        if axis not in (*AXES, *CHOICES) or (axis == "experts" and "-" not in sizes):
+            options.append(setting)
+        elif last := re.fullmatch(r"(experts=.*-)(\d+)(@.*)?", setting):
+            growth.append(f"{last[1]}all{last[3] or ''}")
+            options.append(f"experts={last[2]}")
+        else:
+            growth.append(setting)
+    return growth, options
+
+
+def without_growth(name: str) -> str:
+    """The name of an arm without its settings of growth: vanilla+experts=1-8@0.5 → vanilla+experts=8."""
+    base, *settings = name.split("+")
+    return "+".join([base, *_split(settings)[1]])
 
 
 def _from_module(path: str) -> Arm:

@@ -5,9 +5,12 @@ grown network starts as core (k mod K₀) of the old one (Algorithm 1). Blocks: 
 initialization, where their output is zero, or copies of others. Width: units are repeated, and the weights
 that read them divided among the repetitions; these start as different as at initialization, in directions
 that cancel, or they would stay equal. Or new units are added whose output is zero, and the residual stream is
-scaled so that its norm does not notice the new channels. Context: longer rows, no new parameters.
+scaled so that its norm does not notice the new channels. Context: longer rows, no new parameters. Experts:
+the dense MLP is divided into as many parts as a token uses experts, and every part becomes several of them
+(`_Experts`); experts become several equal ones, whose rows of the router differ in directions that cancel.
 
-Tied passes and a longer context change what the network computes, and so do copies of blocks.
+Tied passes and a longer context change what the network computes, and so do copies of blocks and of experts.
+Experts of a dense MLP keep it where a token uses two or more, of which their number is a multiple.
 """
 
 from __future__ import annotations
@@ -33,6 +36,13 @@ _HEADS = {"qkv": -2, "query": -2, "key_value": -2, "out": -1}
 # Parameters that write to the residual stream; all others read it. Both have the stream's width last, but
 # for the output projections, whose rows are the stream's channels.
 _WRITERS = {"embedding", "out", "down", "expert_down"}
+# Dimension of a parameter along which it is divided into experts.
+_OF_EXPERTS = {"choice_bias": -1, "router": -2, "expert_gate_up": -3, "expert_down": -3}
+# What a dense MLP becomes where experts begin, and from what; None: as at initialization.
+_OF_DENSE = {
+    "choice_bias": None, "router": None, "expert_gate_up": "gate_up", "expert_down": "down",
+    "gate_up": "gate_up", "down": "down",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,7 @@ class Growth:
         self.before, self.after, self.schedule = before, after, schedule
         self._blocks = _block_origins(before, after, schedule)
         self.widens = before.shape.width != after.shape.width
+        self._experts = _Experts(before, after)
 
     def origin(self, name: str) -> Origin:
         """Where a parameter of the grown network comes from."""
@@ -58,11 +69,37 @@ class Growth:
             return Origin(name, kept=not self.widens)
         prefix = 3 if parts[0] == "cores" else 2
         block, kept = self._blocks[".".join(parts[:prefix])]
-        source = None if block is None else ".".join([block, *parts[prefix:]])
-        return Origin(source, kept and not self.widens)
+        changed = parts[-1] in self._experts.changed
+        leaf = self._experts.changed[parts[-1]] if changed else parts[-1]
+        source = None if block is None or leaf is None else ".".join([block, *parts[prefix:-1], leaf])
+        return Origin(source, kept and not self.widens and not changed)
 
-    def weight(self, name: str, old: Tensor, shape: torch.Size, fresh: Fill) -> Tensor:
-        """A grown parameter from its origin's values; `fresh` fills a tensor as at initialization."""
+    def fill(self, name: str, parameter: Tensor, read: Callable[[str], Tensor], fresh: Fill) -> None:
+        """Fill a grown parameter; `read` gives an old one, `fresh` fills a tensor as at initialization."""
+        source = self.origin(name).name
+        if source is not None:
+            parameter.copy_(self._weight(name, source, read(source), parameter.shape, fresh))
+            return
+        fresh(name, parameter)
+        if _leaf(name) == "router" and "expert_down" in self._experts.changed:
+            # A token chooses the parts of one copy of the MLP together.
+            parts = self._experts.options.active_experts
+            parameter.copy_(parameter[::parts].repeat_interleave(parts, 0)[: len(parameter)])
+
+    def _weight(self, name: str, source: str, old: Tensor, shape: torch.Size, fresh: Fill) -> Tensor:
+        leaf = _leaf(name)
+        if leaf not in self._experts.changed:
+            return self._widened(name, old, shape, fresh)
+        wider = self._widened(source, old, self._experts.between(leaf, old.shape, shape), fresh)
+        new = self._experts.take(leaf, wider) * self._experts.scale(leaf).to(old)
+        if leaf == "router":
+            initial = torch.empty(shape, dtype=old.dtype, device=old.device)
+            fresh(name, initial)
+            new = new + _apart(initial, self._experts.sources.to(old.device), -2, len(old))
+        return new
+
+    def _widened(self, name: str, old: Tensor, shape: torch.Size, fresh: Fill) -> Tensor:
+        """A parameter of the next stage's width."""
         if old.shape == shape:
             return old
         changed = {dim: self._index(name, dim, old, shape) for dim in _changed(old.shape, shape)}
@@ -77,19 +114,27 @@ class Growth:
         index = changed.get(-1)
         if index is None or _leaf(name) == "embedding":
             return taken
-        size = old.shape[-1]
-        copies = torch.bincount(index, minlength=size).to(old.dtype)
-        mean = torch.zeros(*shape[:-1], size, dtype=old.dtype, device=old.device)
-        mean = mean.index_add(-1, index, initial) / copies
-        return (taken / copies[index]) + (initial - mean.index_select(-1, index))
+        copies = torch.bincount(index, minlength=old.shape[-1]).to(old.dtype)
+        return (taken / copies[index]) + _apart(initial, index, -1, old.shape[-1])
 
     def state(self, name: str, key: str, old: Tensor, before: torch.Size, after: torch.Size) -> Tensor:
         """Optimizer state of a grown parameter from that of its origin, as the gradient changes.
 
         A unit's repetitions share its gradient where its weights are repeated, and each have all of it where
-        they are divided. State of another shape (of rows, or one number) is repeated.
+        they are divided; experts share the tokens. State of another shape (of rows, or one number) is
+        repeated.
         """
         power = {"exp_avg": 1, "momentum": 1, "momentum_buffer": 1, "exp_avg_sq": 2}.get(key, 0)
+        leaf, experts = _leaf(name), self._experts
+        if leaf not in experts.changed:
+            return self._widened_state(name, power, old, before, after)
+        source = experts.changed[leaf] or leaf
+        wider = self._widened_state(source, power, old, before, experts.between(leaf, before, after))
+        return experts.take(leaf, wider) * experts.gradient(leaf) ** power
+
+    def _widened_state(
+        self, name: str, power: int, old: Tensor, before: torch.Size, after: torch.Size
+    ) -> Tensor:
         changed = {dim: size for dim, size in _changed(before, after).items() if old.ndim >= -dim}
         value, scale = old, self._scale(name) ** -power
         indices: dict[int, Tensor] = {}
@@ -132,6 +177,84 @@ def repeated_units(old: int, new: int, groups: int, new_width: NewWidth) -> Tens
     each, wider = old // groups, new // groups
     place = torch.arange(wider).expand(groups, wider)
     return torch.where(place < each, place + each * torch.arange(groups).unsqueeze(-1), -1).flatten()
+
+
+def _apart(initial: Tensor, index: Tensor, dim: int, old: int) -> Tensor:
+    """Initial values less their mean over the repetitions of each of the `old` indices along a dimension."""
+    copies = torch.bincount(index, minlength=old).to(initial.dtype)
+    shape = list(initial.shape)
+    shape[dim] = old
+    mean = torch.zeros(shape, dtype=initial.dtype, device=initial.device).index_add(dim, index, initial)
+    mean = mean / copies.view([-1 if d == dim else 1 for d in range(-initial.ndim, 0)])
+    return initial - mean.index_select(dim, index)
+
+
+class _Experts:
+    """Experts from fewer experts, which are repeated, or from the dense MLP.
+
+    Of the latter, shared experts are the first parts, and the experts e that a token chooses have the parts
+    e modulo their number. Their rows of the router are equal in each copy of the MLP, so that a token
+    chooses all parts of a copy; each is weighted by 1 / parts, for which its output is scaled.
+    """
+
+    def __init__(self, before: StageNetwork, after: StageNetwork) -> None:
+        old, self.options = before.arm.block_options, after.arm.block_options
+        self.old, self.number = old.experts or 1, self.options.experts or 1
+        self.dense = old.experts is None
+        names = _OF_DENSE if self.dense else {leaf: leaf for leaf in _OF_EXPERTS}
+        # Parameters that more experts change, and what they are made from.
+        self.changed: Mapping[str, str | None] = {} if self.options.experts == old.experts else names
+        self.sources = repeated_units(self.old, self.number, 1, "copy")
+        self.units, self.width = old.mlp_width(after.shape), self.options.mlp_width(after.shape)
+
+    def between(self, leaf: str, old: torch.Size, new: torch.Size) -> torch.Size:
+        """The shape of what a parameter is made from, in the next stage's width."""
+        if not self.dense:
+            dim = _OF_EXPERTS[leaf]
+            return torch.Size(old[i] if i == len(new) + dim else size for i, size in enumerate(new))
+        return torch.Size((old[0], self.units, new[-1]) if "gate" in leaf else (new[-2], self.units))
+
+    def take(self, leaf: str, old: Tensor) -> Tensor:
+        """Values of each expert's origin; a dimension of one value for all has it again."""
+        dim = _OF_EXPERTS[leaf] if not self.dense else -2 if "gate" in leaf else -1
+        if old.ndim < -dim or (old.shape[dim] == 1 and not self.dense):
+            return old
+        if not self.dense:
+            each = old.unflatten(dim, (self.old, -1))
+            return each.index_select(dim - 1, self.sources.to(old.device)).flatten(dim - 1, dim)
+        units = self._units(leaf) % self.units
+        if old.shape[dim] == 1:
+            units = torch.zeros(len(units) if leaf in _OF_EXPERTS else 1, 1, dtype=torch.long)
+        parts = old.index_select(dim, units.flatten().to(old.device)).unflatten(dim, units.shape)
+        if leaf not in _OF_EXPERTS:
+            return parts.flatten(dim - 1, dim)
+        return parts.movedim(dim - 1, 0).flatten(0, -3)
+
+    def scale(self, leaf: str) -> Tensor:
+        """What the values are multiplied by; units beyond those of the dense MLP are zero."""
+        if not (self.dense and leaf.endswith("down")):
+            return torch.ones(())
+        known = self._units(leaf) < self.units
+        return known.unsqueeze(-2) * self._weighted() if leaf in _OF_EXPERTS else known.flatten()
+
+    def gradient(self, leaf: str) -> float:
+        """The gradient of a parameter over that of its origin, if all experts get as many tokens."""
+        if leaf not in _OF_EXPERTS:
+            return 1.0
+        used = self.options.active_experts if self.dense else self.old
+        return used / self.number / (self._weighted() if self.dense and leaf == "expert_down" else 1)
+
+    def _weighted(self) -> int:
+        """One over the weight of an expert: together they are 1, but a single one has its probability."""
+        active = self.options.active_experts
+        return active if active > 1 else self.number
+
+    def _units(self, leaf: str) -> Tensor:
+        """Units of the dense MLP that each expert, or shared expert, has: (experts, units)."""
+        shared = self.options.shared_experts
+        routed = shared + torch.arange(self.number) % self.options.active_experts
+        parts = routed if leaf in _OF_EXPERTS else torch.arange(shared)
+        return parts.unsqueeze(-1) * self.width + torch.arange(self.width)
 
 
 def _leaf(name: str) -> str:
@@ -209,11 +332,7 @@ def grown(
     old = dict(network.named_parameters())
     with torch.no_grad():
         for name, parameter in larger.named_parameters():
-            source = growth.origin(name).name
-            if source is None:
-                fresh(name, parameter)
-            else:
-                parameter.copy_(growth.weight(name, old[source], parameter.shape, fresh))
+            growth.fill(name, parameter, old.__getitem__, fresh)
     larger.refresh()
     return larger
 

@@ -1,9 +1,9 @@
 """The stages of training: what grows, and when.
 
 A stage says at which fraction of the tokens it begins and how large the network is from then on, along every
-axis: core passes, blocks, width and context. What it does not say has the size of the arm, which is that of
-the last stage unless it says otherwise. `growth` makes the larger network; a stage costs what a run of its
-network would cost.
+axis: core passes, blocks, width, context and experts. What it does not say has the size of the arm, which is
+that of the last stage unless it says otherwise. `growth` makes the larger network; a stage costs what a run
+of its network would cost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_PASSES = 10_000  # of the core
 NewBlocks = Literal["identity", "copy"]
 BlockOrder = Literal["stacked", "interleaved"]
 NewWidth = Literal["copy", "zero"]
-AXES = ("passes", "blocks", "width", "context")
+AXES = ("passes", "blocks", "width", "context", "experts")
 # What a schedule says besides its stages, and how an arm is given it: vanilla+blocks=1-all+new_blocks=copy.
 CHOICES = {
     "new_blocks": get_args(NewBlocks),
@@ -44,6 +44,7 @@ class Stage:
     blocks: float | None = None  # how many, if a whole number; below 1 a fraction of the arm's
     width: float | None = None  # fraction of the arm's, with as wide heads
     context: float | None = None  # fraction of the arm's; a batch has the same tokens, in shorter rows
+    experts: float | None = None  # how many, or a fraction of the arm's; one is the dense MLP
 
     def __post_init__(self) -> None:
         valid = bool(self.passes) and all(isinstance(k, int) and 1 <= k <= MAX_PASSES for k in self.passes)
@@ -52,9 +53,9 @@ class Stage:
         require(
             inside, "Stage", "start", self.start, "a fraction of tokens in [0, 1), or None for the recipe's"
         )
-        blocks = 0 if self.blocks is None else self.blocks
-        good = 0 <= blocks < 1 or (1 <= blocks <= MAX_BLOCKS and blocks == int(blocks))
-        require(good, "Stage", "blocks", self.blocks, "a whole number, or a fraction of the arm's below 1")
+        for name, value in (("blocks", self.blocks), ("experts", self.experts)):
+            good = value is None or 0 <= value < 1 or (1 <= value <= MAX_BLOCKS and value == int(value))
+            require(good, "Stage", name, value, "a whole number, or a fraction of the arm's below 1")
         for name in ("width", "context"):
             value = getattr(self, name)
             good = value is None or 0 < value <= 1
@@ -76,9 +77,7 @@ class Stage:
         """The shape of this stage's network, of an arm with this shape."""
         allocation, heads = full.allocation, full.heads
         if self.blocks is not None:
-            share = self.blocks * allocation.blocks
-            number = int(self.blocks) if self.blocks == int(self.blocks) else max(1, round(share))
-            allocation = allocation.reduced_to(number)
+            allocation = allocation.reduced_to(self.number(self.blocks, allocation.blocks))
         if self.width is not None:
             heads = _whole(self.width * heads, f"width {self.width:g} of {heads} heads")
         parts = 1 if self.context is None else _whole(1 / self.context, f"context {self.context:g}, as 1/n")
@@ -92,6 +91,11 @@ class Stage:
             mlp_width=-(-full.mlp_width * heads // full.heads),
             context=full.context // parts,
         )
+
+    @staticmethod
+    def number(size: float, full: int) -> int:
+        """Blocks or experts of a stage, of an arm with so many."""
+        return int(size) if size == int(size) else max(1, round(size * full))
 
 
 def _whole(value: float, words: str) -> int:
@@ -257,7 +261,7 @@ def _size(axis: str, text: str) -> Any:
         if not text.isdecimal():
             raise UsageError(f"{show(text)} is not a number of passes.")
         return (int(text),)
-    if text == "all" or (axis != "blocks" and text == "1"):
+    if text == "all" or (axis in ("width", "context") and text == "1"):
         return None
     return _number(axis, text)
 

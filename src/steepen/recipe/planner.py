@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from steepen.errors import UsageError
-from steepen.model.arm import Arm
+from steepen.model.arm import Arm, StageNetwork
 from steepen.model.arms import find_arm
 from steepen.model.shape import SizeRule
 from steepen.recipe.flops import compute_active_parameters, flops_per_token
@@ -113,8 +113,7 @@ class Plan:
             {
                 "passes": list(stage.passes),
                 "allocation": str(shape.allocation),
-                "width": shape.width,
-                "context": shape.context,
+                **StageNetwork(arm, shape, stage.max_passes).sizes,
                 "first_step": start,
                 "steps": end - start,
                 "tokens": (end - start) * planned.batch_tokens,

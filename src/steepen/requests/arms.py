@@ -20,7 +20,8 @@ class Arms(Request[ArmsResult]):
     names of ablations are accepted wherever an arm is named. A custom arm is named module:attribute. Every
     arm takes options of its block (vanilla+kv_heads=4) and stages of growth, with the fractions of tokens
     at which they begin: untied-2+passes=2-4-6@0.5-0.8, vanilla+blocks=1-all@0.3, vanilla+width=0.5-1@0.4,
-    vanilla+context=0.25-1@0.5. The figure shows the blocks that the eight main arms execute.
+    vanilla+context=0.25-1@0.5, vanilla+experts=1-8@0.5. The figure shows the blocks that the eight main arms
+    execute.
     """
 
     examples = ("steepen arms --depth 12",)

@@ -117,6 +117,8 @@ def _size(planned: PlannedRun, facts: dict[str, Any]) -> Iterator[tuple[str, str
 
 
 def _budget(planned: PlannedRun, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    from steepen.model.arm import StageNetwork
+
     # The count is that of the arm's own size at its first passes.
     others = {*planned.schedule.axes} - {"passes"}
     counted = "parameter of the full size" if others else "initial stored parameter"
@@ -127,12 +129,13 @@ def _budget(planned: PlannedRun, facts: dict[str, Any]) -> Iterator[tuple[str, s
         fraction = f" (ρ = {planned.rho:.4f} of the tokens after it)" if planned.rho is not None else ""
         yield "growth after step", f"{planned.growth_step:,}{fraction}"
     yield "total FLOPs", f"{facts['flops']:.4e}"
-    for phase in facts["phases"]:
+    for phase, one in zip(facts["phases"], planned.stages, strict=True):
         terms = phase["flops_per_token"]
         parts = ", ".join(f"{name} {terms[name]:.3e}" for name in ("matmul", "attention", "head"))
         size = f"K={format_passes(phase['passes'])}"
         if {*planned.schedule.axes} - {"passes"}:
-            size += f", {phase['allocation']}, width {phase['width']}, context {phase['context']}"
+            sizes = StageNetwork(one.arm, one.shape, planned.schedule.initial).sizes
+            size += "".join([f", {phase['allocation']}", *(f", {name} {sizes[name]}" for name in sizes)])
         yield f"FLOPs per token, {size}", f"{terms['total']:.4e} ({parts})"
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any, TypeAlias
 from steepen.errors import SteepenError, UsageError, require_positive
 from steepen.laws.analysis import MethodChoice
 from steepen.model.arm import Arm
-from steepen.model.arms import ARMS, find_arm
+from steepen.model.arms import ARMS, find_arm, without_growth
 from steepen.model.shape import SizeRule
 from steepen.model.stages import PassSchedule
 from steepen.optim.config import OptimizerConfig
@@ -89,6 +90,23 @@ class StudyContext:
     def with_optimizer(self, name: str | None) -> StudyContext:
         """The context with another optimizer for every run, by name or `module:factory`."""
         return self if name is None else replace(self, optimizer=OptimizerConfig.find(name))
+
+    def possible_depths(self, arm: Arm, depths: Sequence[int]) -> tuple[list[int], list[str]]:
+        """Those of the depths at which an arm exists, and a warning of each other; raises if there is none.
+
+        Half the width, for example, needs an even number of heads.
+        """
+        found: list[int] = []
+        warnings: list[str] = []
+        for depth in depths:
+            try:
+                arm.networks(arm.shape(depth, self.size_rule), arm.passes)
+                found.append(depth)
+            except UsageError as error:
+                warnings.append(f"{arm.name} d{depth} is left out: {error}")
+        if not found:
+            raise UsageError(f"no depth of the sweep is possible: {'; '.join(warnings)}")
+        return found, warnings
 
     def stored_parameters(self, arm: Arm, depth: int, passes: int | None = None) -> int:
         """Parameters at the start (or at `passes`), as tokens per parameter count them."""
@@ -200,8 +218,10 @@ def starting_arm(arm: Arm) -> Arm:
     """The fixed-pass counterpart of a growing arm: untied-2 for untied-grow, which inherits its recipe."""
     if not arm.passes.grows:
         return arm
-    start = PassSchedule.fixed(arm.passes.initial)
-    for known in ARMS.values():
+    start, candidates = PassSchedule.fixed(arm.passes.initial), [*ARMS.values()]
+    with contextlib.suppress(UsageError):  # a custom arm, which is not found by its name
+        candidates.append(find_arm(without_growth(arm.name)))
+    for known in candidates:
         words = {"name": known.name, "title": known.title, "about": known.about, "recipe": known.recipe}
         if replace(arm, passes=start, **words) == known:
             return known

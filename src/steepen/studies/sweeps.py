@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from steepen.errors import UsageError
 from steepen.laws.fits.drift import Drift, HyperparameterSweep, fit_drift
 from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit, fit_isoflop
 from steepen.laws.fits.isoflop_runs import fit_isoflop_runs
@@ -30,6 +31,10 @@ def growth_sweep_run(context: StudyContext, arm: Arm, depth: int, flops: float, 
     ρ = 0 is the network that the growing one starts as, under the growing arm's recipe.
     """
     recipe = context.recipe(arm)
+    if all(stage.start is not None for stage in arm.passes.stages):
+        raise UsageError(
+            f"the starts of {arm.name}'s stages are given: leave out @ and what follows, to sweep ρ."
+        )
     if rho == 0:
         start = starting_arm(arm)
         if arm.passes.axes != ("passes",):

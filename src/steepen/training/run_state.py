@@ -210,11 +210,7 @@ def _grown_weights(
 
     @torch.no_grad()
     def fill(name: str, tensor: Tensor) -> None:
-        source = growth.origin(name).name
-        if source is None:
-            fresh(name, tensor)
-        else:
-            tensor.copy_(growth.weight(name, reader.read("model", source), tensor.shape, fresh))
+        growth.fill(name, tensor, lambda source: reader.read("model", source), fresh)
 
     return fill
 
@@ -228,6 +224,9 @@ def _grown_state(
         return {}
     old, new = before.get_parameter(source).shape, torch.Size(piece.shape)
     alike = old == new
+    # Muon keeps second moments of rows or of columns, by which of them are more.
+    if len(old) > 1 and (old[-2] < old[-1]) != (new[-2] < new[-1]):
+        return {}
     rows = replace(piece, name=source) if alike else None
     states: OptimizerState = {"old": reader.read_state(source, rows)}
     grow_state(states, {"new": "old"} if states["old"] else {}, spec.optimizer.growth_state)
@@ -299,7 +298,7 @@ def _place_on_device(
         allocate(network, device)
     apply_execution_mode(network, spec.precision, fused=mode.fused, compiled=mode.compiled)
     if full:
-        built_in = spec.arm.fused_block
+        built_in = network.arm.fused_block
         # A custom block may compute in fp32 what the built-in block computes in the compute dtype.
         dtype = network.compute_dtype if built_in else None
         tied = spec.arm.tied and spec.schedule.max_passes > 1

@@ -33,10 +33,13 @@ def growth_timing(context: StudyContext, *, arms: Arms = ()) -> Study:
     def plan(arm: Arm, depth: int, tpp: float, rho: float) -> Plan:
         return growth_sweep_run(context, arm, depth, context.flops_at_tpp(arm, depth, tpp), rho)
 
-    axes = {"depth": grid.depths, "tpp": sorted(grid.tpp), "rho": sorted(grid.rho)}
-    plans = plan_grid(plan, arm=chosen, **axes)
+    plans, left_out = list[Plan](), list[str]()
+    for arm in chosen:
+        depths, warnings = context.possible_depths(arm, grid.depths)
+        plans += plan_grid(plan, arm=[arm], depth=depths, tpp=sorted(grid.tpp), rho=sorted(grid.rho))
+        left_out += warnings
     cells = yield from measure(context, plans, branches=True)
-    draft = Draft(runs=cells.column("run"))
+    draft = Draft(runs=cells.column("run"), warnings=left_out)
     every: list[Optimum] = []
     for arm in chosen:
         every += _report(draft, context, arm, cells.where(arm=arm.name))

@@ -60,7 +60,7 @@ ABLATION_GROUPS = (
     AblationGroup(
         "axes", "Along which axis should a network grow, at equal compute?",
         ("vanilla", "untied-grow", "untied-2+passes=2-4-6@0.5-0.75", "vanilla+blocks=1-all@0.3",
-         "vanilla+width=0.5-1@0.4", "vanilla+context=0.25-1@0.5"),
+         "vanilla+width=0.5-1@0.4", "vanilla+context=0.25-1@0.5", "vanilla+experts=1-8@0.5"),
     ),
     AblationGroup("random", "What do random passes after growth cost?", ("loop-grow", "random-loop-grow")),
     AblationGroup(

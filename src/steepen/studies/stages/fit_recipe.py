@@ -52,6 +52,7 @@ def fit_recipe(context: StudyContext, *, arms: Arms = (), from_recipe: bool = Fa
     rho = None
     if arm.passes.grows:
         context = context.with_recipe(arm, inherited_recipe(context, arm))
+    if any(stage.start is None for stage in arm.passes.stages):  # else the arm says when it grows
         stages["growth-fraction"] = yield from growth_fraction(context, arms=[arm])
         fit = _isoflop_fit(stages["growth-fraction"])
         rho = adopted(fit)
@@ -68,7 +69,7 @@ def fit_recipe(context: StudyContext, *, arms: Arms = (), from_recipe: bool = Fa
         anchor = rule.anchor or recipe.learning_rate_base
         recipe = replace(recipe, learning_rate_exponent=rule.exponent, learning_rate_base=anchor)
 
-    depths = context.preset.grids.lr_rule.depths
+    depths, _ = context.possible_depths(arm, context.preset.grids.lr_rule.depths)
     recipe = replace(recipe, measured=(min(depths), max(depths)))
     if recipe.learning_rate_exponent > 0:
         notes.append(

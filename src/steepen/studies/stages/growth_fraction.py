@@ -34,9 +34,13 @@ def growth_fraction(context: StudyContext, *, arms: Arms = ()) -> Study:
         run, realized = growth_sweep_run(context, arm, depth, flops, rho)
         return run, {"budget": flops, **realized}
 
-    plans = plan_grid(plan, arm=chosen, depth=grid.depths, rho=sorted(grid.rho))
+    plans, left_out = list[Plan](), list[str]()
+    for arm in chosen:
+        depths, warnings = context.possible_depths(arm, grid.depths)
+        plans += plan_grid(plan, arm=[arm], depth=depths, rho=sorted(grid.rho))
+        left_out += warnings
     cells = yield from measure(context, plans, branches=True)
-    draft = Draft(runs=cells.column("run"))
+    draft = Draft(runs=cells.column("run"), warnings=left_out)
     rows = [_report(draft, arm.name, cells.where(arm=arm.name)) for arm in chosen]
     caption = "Empty where an anchor's optimum lies outside the sweep."
     draft.tables.append(table("Optimal growth fractions", rows, caption))

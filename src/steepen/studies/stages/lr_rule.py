@@ -114,7 +114,7 @@ def _screen(context: StudyContext, arm: Arm) -> Work[list[HyperparameterSweeps]]
 def fit_rule(context: StudyContext, arm: Arm) -> Work[list[HyperparameterSweeps]]:
     """Constant recipe, then the scaled one; a growing arm only around its fixed arm's rule."""
     grid = context.preset.grids.lr_rule
-    swept = grid.hyperparameters, grid.depths
+    swept = grid.hyperparameters, context.possible_depths(arm, grid.depths)[0]
     if arm.passes.grows:
         around = with_inherited_rule(context, arm)
         return [(yield from sweep_hyperparameters(context, arm, around, "scaled", *swept))]
@@ -234,7 +234,10 @@ def lr_rule_answer(
         ],
         panels=[*_sweep_panels(swept), *(_drift_panel(one, one.rate_law) for one in swept if one.rate_law)],
         tables=[_drift_table(swept), _comparison(swept)],
-        warnings=[warning for one in fitted for warning in _warnings(one)],
+        warnings=[
+            *_left_out({one.arm: one for one in fitted}, depths),
+            *(warning for one in fitted for warning in _warnings(one)),
+        ],
         method=[
             f"Compute-optimal runs at depths {', '.join(map(str, depths))}; one hyperparameter at a time at "
             "multiples of its base value.",
@@ -248,6 +251,16 @@ def lr_rule_answer(
     draft.findings += [_screened(one) for one in swept if one.kind == "screen"]
     question = "How must the learning rate change with model size, and must anything else?"
     return draft.answer("lr-rule", question, SECTION)
+
+
+def _left_out(swept: dict[str, HyperparameterSweeps], depths: Sequence[int]) -> list[str]:
+    """The depths at which an arm does not exist: half the width needs an even number of heads."""
+    missing = {arm: sorted({*depths} - {*one.cells.column("depth")}) for arm, one in swept.items()}
+    return [
+        f"{arm} is left out at {', '.join(f'd{depth}' for depth in own)}, where it cannot be made"
+        for arm, own in missing.items()
+        if own
+    ]
 
 
 def _warnings(one: HyperparameterSweeps) -> list[str]:
