@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from steepen.model.count import active_matrices
+from steepen.model.block_variant import active_matrices
 from steepen.model.network import Network
 
 

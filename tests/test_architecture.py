@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "execution": {"kernels", "model", "utils"},
     "optim": {"kernels", "execution.cuda_graphs", "utils"},
     "distributed": {"optim", "utils"},
-    "recipe": {*MODEL_CONFIG, *OPTIM_CONFIG, "distributed.owners", "model.count", "utils"},
+    "recipe": {*MODEL_CONFIG, *OPTIM_CONFIG, "distributed.owners", "model.block_variant", "utils"},
     "runs": {*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "utils"},
     "launch": {*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "runs", "utils"},
     "training": {

@@ -240,7 +240,7 @@ def test_the_last_number_of_experts_is_the_arms() -> None:
         ("vanilla+width=0.5-1@0.2-0.4", "two or more stages"),
         ("vanilla+width=0.5-1@0.2+blocks=1-all", "of every axis"),
         ("vanilla+width=x-1", "not a number"),
-        ("vanilla+width=0.5-1+new_width=big", "copy or zero"),
+        ("vanilla+width=0.5-1+new_width=big", "'copy', 'zero'"),
         ("loop-2+passes=two-4", "number of passes"),
         ("vanilla+width=0.5-1+blocks=0-1-all", "as many stages"),
     ],

@@ -34,7 +34,7 @@ GROWTH = {  # steps 0 to 11; the data's rows have 32 tokens
     "width": "vanilla+kv_heads=2+width=0.5-1@0.5",
     "zero width": "untied-2+width=0.25-0.5-1@0.25-0.6+new_width=zero",
     "context": "vanilla+context=0.25-0.5-1@0.25-0.6",
-    "experts": "vanilla+kv_heads=2+experts=1-8@0.5+active_experts=4",
+    "experts": "vanilla+kv_heads=2+experts=1-8@0.25+active_experts=4",
     "copies of experts": "untied-2+experts=1-2-4@0.25-0.6+balance=loss+shared_experts=1",
     "all": "untied-2+passes=2-4@0.6+blocks=2-all@0.25+width=0.5-1@0.25+context=0.5-1@0.4+experts=1-4@0.4",
 }

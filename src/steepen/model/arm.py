@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from steepen.errors import UsageError, nearest, require, require_count, require_positive
+from steepen.errors import UsageError, is_whole, nearest, require, require_count
 from steepen.model.block_options import BlockOptions
-from steepen.model.shape import MAX_BLOCKS, BlockAllocation, Shape, SizeRule
+from steepen.model.shape import MAX_BLOCKS, BlockAllocation, Blocks, Shape, SizeRule
 from steepen.model.stages import PassSchedule, Stage
+from steepen.utils.codec import Checked, Range
 from steepen.utils.formatting import printable
 from steepen.utils.imports import object_name
 
@@ -29,27 +30,26 @@ OWN_CODE = {
 
 
 @dataclass(frozen=True)
-class AllocationRule:
+class AllocationRule(Checked):
     """How many blocks a nominal depth has, and how many go to prelude, core and coda."""
 
-    per_depth: int = 1  # blocks per unit of nominal depth (2 makes the 1:64 shapes)
-    blocks: int | None = None  # a fixed number of blocks whatever the depth (width-only ladders)
-    prelude: int | None = None  # fixed sizes of prelude and coda, as in 2/C/3; None divides evenly
-    coda: int | None = None
+    per_depth: Annotated[int, Range(1, MAX_BLOCKS)] = (
+        1  # blocks per unit of nominal depth (2 makes the 1:64 shapes)
+    )
+    # a fixed number of blocks whatever the depth (width-only ladders)
+    blocks: Annotated[int, Range(1, MAX_BLOCKS)] | None = None
+    prelude: Blocks | None = None  # fixed sizes of prelude and coda, as in 2/C/3; None divides evenly
+    coda: Blocks | None = None
     unsplit: bool = False  # a vanilla stack: every block in the prelude
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         paired = (self.prelude is None) == (self.coda is None)
         require(paired, "AllocationRule", "coda", self.coda, "given together with prelude, or neither")
-        require_positive(self, ("per_depth",), MAX_BLOCKS)
-        for name in ("blocks", "prelude", "coda"):
-            require_count("AllocationRule", name, getattr(self, name), int(name == "blocks"), MAX_BLOCKS)
 
     def at(self, depth: int) -> BlockAllocation:
         """The block allocation at a nominal depth."""
-        require(
-            isinstance(depth, int) and depth >= 1, "Shape", "depth", depth, "a whole number of at least 1"
-        )
+        require(is_whole(depth) and depth >= 1, "Shape", "depth", depth, "a whole number of at least 1")
         blocks = self.blocks if self.blocks is not None else self.per_depth * depth
         if self.unsplit:
             return BlockAllocation(blocks, 0, 0)

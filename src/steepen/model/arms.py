@@ -69,12 +69,9 @@ def _operator_ablations(base: Arm) -> list[Arm]:
 
 def _width_only(base: Arm, blocks: int) -> Arm:
     """An arm whose blocks stay those of executed depth 11 while its width grows (Figure "Width-only…")."""
-    name, title, about = (
-        f"width-only-{base.name}",
-        f"{base.title}, width only",
-        "executed depth 11 at every width",
-    )
-    return _variant(base, name, title, about, allocation=replace(base.allocation, blocks=blocks))
+    name, title = f"width-only-{base.name}", f"{base.title}, width only"
+    allocation = replace(base.allocation, blocks=blocks)
+    return _variant(base, name, title, "executed depth 11 at every width", allocation=allocation)
 
 
 def _build() -> dict[str, Arm]:

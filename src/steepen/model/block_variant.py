@@ -35,6 +35,20 @@ def make_block(arm: Arm, shape: Shape, multipliers: Multipliers, options: ModelO
     return find_block(arm.block)(shape, multipliers, options)
 
 
+def active_matrices(block: nn.Module) -> int:
+    """Parameters of the matrices that a token is multiplied by: all, unless the block says otherwise."""
+    own = getattr(block, "active_parameters", None)
+    return sum(p.numel() for p in block.parameters() if p.ndim >= 2) if own is None else own()
+
+
+def count_block(arm: Arm, shape: Shape) -> tuple[int, int, int]:
+    """Stored parameters of an arm's block, those of active matrices, and attention FLOPs per token."""
+    with torch.device("meta"):
+        block = make_block(arm, shape, Multipliers(), ModelOptions())
+    stored = sum(p.numel() for p in block.parameters())
+    return stored, active_matrices(block), block.attention_flops(shape, shape.context)
+
+
 class VariantBlock(TransformerBlock):
     """The block of an arm with `BlockOptions`."""
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from steepen.errors import UsageError
 from steepen.model.arm import StageNetwork
-from steepen.model.init import build_on_meta, initializer, to_empty
+from steepen.model.init import allocate, build_on_meta, initializer
 from steepen.model.network import Network
 from steepen.model.stages import BlockOrder, NewWidth, PassSchedule
 
@@ -326,8 +326,7 @@ def grown(
     growth = Growth(before, after, schedule)
     multipliers, options = network.multipliers, network.options
     larger = build_on_meta(after.shape, after.arm, multipliers, options, passes=after.passes)
-    to_empty(larger, network.embedding.device).to(network.embedding.dtype)
-    larger.reset_rotary()
+    allocate(larger, network.embedding.device, network.embedding.dtype)
     fresh = initializer(larger, embedding_std=1.0, init_scale=init_scale, seed=seed)
     old = dict(network.named_parameters())
     with torch.no_grad():

@@ -96,8 +96,7 @@ def materialize(
     seed: int = 0,
 ) -> Network:
     """Allocate a meta network on a device and initialize its weights."""
-    to_empty(network, device).to(dtype)
-    network.reset_rotary()
+    allocate(network, device, dtype)
     initialize(network, embedding_std=embedding_std, init_scale=init_scale, seed=seed)
     return network
 
@@ -139,8 +138,8 @@ def weight_copier(network: Network, weights: Mapping[str, Tensor]) -> Callable[[
     return fill
 
 
-def allocate(network: Network, device: torch.device | str) -> Network:
-    """Allocate a meta network in fp32 on a device; weights are uninitialized."""
-    to_empty(network, device).to(torch.float32)
+def allocate(network: Network, device: torch.device | str, dtype: torch.dtype = torch.float32) -> Network:
+    """Allocate a meta network on a device; weights are uninitialized."""
+    to_empty(network, device).to(dtype)
     network.reset_rotary()
     return network

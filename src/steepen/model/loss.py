@@ -126,15 +126,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         d_hidden, d_weight = ctx.saved_tensors
         factor = gradients[0]
-        return (
-            d_hidden * factor.to(d_hidden.dtype),
-            d_weight * factor.to(d_weight.dtype),
-            None,
-            None,
-            None,
-            None,
-            None,
-        )
+        found = (d * factor.to(d.dtype) for d in (d_hidden, d_weight))
+        return (*found, *[None] * 5)
 
 
 def sum_of_losses(network: Network, hidden: Tensor, rows: Tensor, target: int) -> Tensor:

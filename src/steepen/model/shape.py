@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from typing import Annotated, TypeAlias
 
-from steepen.errors import UsageError, require, require_positive
+from steepen.errors import UsageError, require
+from steepen.utils.codec import Checked, Range
 
 # MLP width up to which fused GPU training saves the MLP's activation for the backward; wider networks
 # recompute it to save memory.
@@ -18,26 +20,17 @@ GPT2_PADDING = {50_304: 50_257}  # padded → real vocabulary
 MAX_SIZE = 10**8  # of widths, context and vocabulary
 MAX_BLOCKS = 100_000
 MAX_MATRIX = 10**13  # entries of one matrix
+Size: TypeAlias = Annotated[int, Range(1, MAX_SIZE)]
+Blocks: TypeAlias = Annotated[int, Range(0, MAX_BLOCKS)]
 
 
 @dataclass(frozen=True)
-class BlockAllocation:
+class BlockAllocation(Checked):
     """Blocks in the prelude, the core (one pass of it) and the coda; written prelude/core/coda, as 2/3/3."""
 
-    prelude: int
-    core: int
-    coda: int
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            require(
-                isinstance(value, int) and 0 <= value <= MAX_BLOCKS,
-                "BlockAllocation",
-                field.name,
-                value,
-                f"a whole number from 0 to {MAX_BLOCKS:,}",
-            )
+    prelude: Blocks
+    core: Blocks
+    coda: Blocks
 
     def __str__(self) -> str:
         return f"{self.prelude}/{self.core}/{self.coda}"
@@ -77,19 +70,18 @@ class BlockAllocation:
 
 
 @dataclass(frozen=True)
-class SizeRule:
+class SizeRule(Checked):
     """Nominal depth → width, heads and MLP width; by default the paper's (Table "Fixed architecture…")."""
 
-    aspect: int = 128  # width per unit of nominal depth
-    head_dim: int = 128
-    mlp_multiple: int = 256  # the hidden width is 8w/3 rounded up to a multiple of this
-    context: int = 2048
-    vocabulary: int = 50_304  # GPT-2's 50,257 padded to a multiple of 128
+    aspect: Size = 128  # width per unit of nominal depth
+    head_dim: Size = 128
+    mlp_multiple: Size = 256  # the hidden width is 8w/3 rounded up to a multiple of this
+    context: Size = 2048
+    vocabulary: Size = 50_304  # GPT-2's 50,257 padded to a multiple of 128
     real_vocabulary: int | None = None  # ids of the tokenizer; None: 50,257 of 50,304, else all
 
     def __post_init__(self) -> None:
-        counts = tuple(field.name for field in fields(self) if field.name != "real_vocabulary")
-        require_positive(self, counts, MAX_SIZE)
+        super().__post_init__()
         require(self.head_dim % 2 == 0, "SizeRule", "head_dim", self.head_dim, "even (RoPE rotates pairs)")
 
     def width(self, depth: int) -> int:
@@ -102,38 +94,30 @@ class SizeRule:
 
 
 @dataclass(frozen=True)
-class Shape:
+class Shape(Checked):
     """Everything about a network's size. `depth` is the nominal depth, the ℓ of "dℓ"."""
 
-    depth: int
-    width: int
-    heads: int
-    mlp_width: int
-    context: int
-    vocabulary: int
+    depth: Size
+    width: Size
+    heads: Size
+    mlp_width: Size
+    context: Size
+    vocabulary: Size
     allocation: BlockAllocation
     real_vocabulary: int | None = None  # ids of the tokenizer; the others pad the matrices. None: all
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         real = self.real_vocabulary
         valid = real is None or 1 <= real <= self.vocabulary
         require(valid, "Shape", "real_vocabulary", real, f"from 1 to the vocabulary ({self.vocabulary})")
         if real == self.vocabulary:  # one way to say that nothing is padding
             object.__setattr__(self, "real_vocabulary", None)
-        require_positive(self, ("depth", "width", "heads", "mlp_width", "context", "vocabulary"), MAX_SIZE)
-        divides = self.width % self.heads == 0 and (self.width // self.heads) % 2 == 0
-        require(
-            divides, "Shape", "heads", self.heads, f"a divisor of width {self.width} with an even quotient"
-        )
-
+        accepted = f"a divisor of width {self.width} with an even quotient"
+        require(self.width % (2 * self.heads) == 0, "Shape", "heads", self.heads, accepted)
+        accepted = f"such that no matrix has over {MAX_MATRIX:.0e} entries"
         matrix = self.width * max(self.vocabulary, self.mlp_width)
-        require(
-            matrix <= MAX_MATRIX,
-            "Shape",
-            "width",
-            self.width,
-            f"such that no matrix has over {MAX_MATRIX:.0e} entries",
-        )
+        require(matrix <= MAX_MATRIX, "Shape", "width", self.width, accepted)
 
     @property
     def token_ids(self) -> int:
@@ -149,21 +133,13 @@ class Shape:
     def at(depth: int, allocation: BlockAllocation, size_rule: SizeRule | None = None) -> Shape:
         """The shape at nominal depth `depth` by a size rule."""
         size_rule = size_rule or SizeRule()
-        require(
-            isinstance(depth, int) and depth >= 1, "Shape", "depth", depth, "a whole number of at least 1"
-        )
-        width = size_rule.width(depth)
-        require(
-            width % size_rule.head_dim == 0,
-            "SizeRule",
-            "head_dim",
-            size_rule.head_dim,
-            f"a divisor of the width ({width} at depth {depth})",
-        )
+        width, head_dim = size_rule.width(depth), size_rule.head_dim
+        accepted = f"a divisor of the width ({width} at depth {depth})"
+        require(width % head_dim == 0, "SizeRule", "head_dim", head_dim, accepted)
         return Shape(
             depth=depth,
             width=width,
-            heads=width // size_rule.head_dim,
+            heads=width // head_dim,
             mlp_width=size_rule.mlp_width(width),
             context=size_rule.context,
             vocabulary=size_rule.vocabulary,

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeAlias
 
 from steepen.errors import UsageError, require, show
 from steepen.model.shape import MAX_BLOCKS, Shape
+from steepen.utils.codec import Checked, Range
 
 MAX_PASSES = 10_000  # of the core
 NewBlocks = Literal["identity", "copy"]
@@ -24,43 +25,35 @@ BlockOrder = Literal["stacked", "interleaved"]
 NewWidth = Literal["copy", "zero"]
 AXES = ("passes", "blocks", "width", "context", "experts")
 # What a schedule says besides its stages, and how an arm is given it: vanilla+blocks=1-all+new_blocks=copy.
-CHOICES = {
-    "new_blocks": get_args(NewBlocks),
-    "block_order": get_args(BlockOrder),
-    "new_width": get_args(NewWidth),
-}
+CHOICES = ("new_blocks", "block_order", "new_width")
+
+
+Share: TypeAlias = Annotated[float, Range(0, 1, above=True)]
 
 
 @dataclass(frozen=True)
-class Stage:
+class Stage(Checked):
     """A stage of training: its size along every axis, None being the arm's own.
 
     `passes` holds one count, or several from which one is drawn uniformly at every optimizer step.
     `start` is the fraction of tokens at which the stage begins; None leaves it to the recipe (1 − ρ).
     """
 
-    passes: tuple[int, ...]
-    start: float | None = 0.0
+    passes: tuple[Annotated[int, Range(1, MAX_PASSES)], ...]
+    start: Annotated[float, Range(0, 1, below=True)] | None = 0.0
     blocks: float | None = None  # how many, if a whole number; below 1 a fraction of the arm's
-    width: float | None = None  # fraction of the arm's, with as wide heads
-    context: float | None = None  # fraction of the arm's; a batch has the same tokens, in shorter rows
+    width: Share | None = None  # fraction of the arm's, with as wide heads
+    context: Share | None = None  # fraction of the arm's; a batch has the same tokens, in shorter rows
     experts: float | None = None  # how many, or a fraction of the arm's; one is the dense MLP
 
     def __post_init__(self) -> None:
-        valid = bool(self.passes) and all(isinstance(k, int) and 1 <= k <= MAX_PASSES for k in self.passes)
-        require(valid, "Stage", "passes", self.passes, f"one or more whole numbers from 1 to {MAX_PASSES:,}")
-        inside = self.start is None or 0.0 <= self.start < 1.0
-        require(
-            inside, "Stage", "start", self.start, "a fraction of tokens in [0, 1), or None for the recipe's"
-        )
+        super().__post_init__()
+        require(bool(self.passes), "Stage", "passes", self.passes, "one or more numbers")
         for name, value in (("blocks", self.blocks), ("experts", self.experts)):
             good = value is None or 0 <= value < 1 or (1 <= value <= MAX_BLOCKS and value == int(value))
             require(good, "Stage", name, value, "a whole number, or a fraction of the arm's below 1")
         for name in ("width", "context"):
-            value = getattr(self, name)
-            good = value is None or 0 < value <= 1
-            require(good, "Stage", name, value, "a fraction of the arm's, in (0, 1]")
-            if value == 1:  # one way to say that it is the arm's
+            if getattr(self, name) == 1:  # one way to say that it is the arm's
                 object.__setattr__(self, name, None)
 
     @property
@@ -107,7 +100,7 @@ def _whole(value: float, words: str) -> int:
 
 
 @dataclass(frozen=True)
-class PassSchedule:
+class PassSchedule(Checked):
     """The stages of a run. Growth along any axis and random recurrence are schedules."""
 
     stages: tuple[Stage, ...] = (Stage((1,)),)
@@ -119,27 +112,20 @@ class PassSchedule:
     new_width: NewWidth = "copy"
 
     def __post_init__(self) -> None:
-        require(bool(self.stages), "PassSchedule", "stages", self.stages, "at least one stage")
-        require(
-            self.stages[0].start == 0.0,
-            "PassSchedule",
-            "stages",
-            self.stages,
-            "a sequence whose first stage starts at 0",
-        )
-        starts = [stage.start for stage in self.stages[1:]]
-        require(
-            starts.count(None) in (0, len(starts)),
-            "PassSchedule",
-            "stages",
-            self.stages,
-            "a sequence with every start given, or none after the first",
-        )
-        known = [0.0, *[start for start in starts if start is not None]]
-        require(known == sorted(set(known)), "PassSchedule", "stages", self.stages, "sorted by start")
-        for name, choices in CHOICES.items():
-            value = getattr(self, name)
-            require(value in choices, "PassSchedule", name, value, " or ".join(choices))
+        super().__post_init__()
+        starts = [stage.start for stage in self.stages]
+        later = starts[1:]
+        known = [start for start in starts if start is not None]
+        for holds, accepted in (
+            (bool(self.stages), "at least one stage"),
+            (starts[:1] == [0.0], "a sequence whose first stage starts at 0"),
+            (
+                later.count(None) in (0, len(later)),
+                "a sequence with every start given, or none after the first",
+            ),
+            (known == sorted(set(known)), "sorted by start"),
+        ):
+            require(holds, "PassSchedule", "stages", self.stages, accepted)
 
     @staticmethod
     def fixed(passes: int) -> PassSchedule:
@@ -180,11 +166,6 @@ class PassSchedule:
     def max_passes(self) -> int:
         """The largest count of all stages."""
         return max(stage.max_passes for stage in self.stages)
-
-    @property
-    def without_growth(self) -> PassSchedule:
-        """The first stage's passes throughout, at the arm's own size: what budgets and recipes refer to."""
-        return PassSchedule((Stage(self.stages[0].passes),))
 
     def resolve(self, rho: float | None) -> PassSchedule:
         """Fill in starts left to the recipe: from 1 − ρ on at equal distances, ρ the tokens after growth."""

@@ -67,7 +67,7 @@ class BlockCost:
 def block_cost(arm: Arm, shape: Shape) -> BlockCost:
     """Cost of one block of an arm: in closed form, or counted from the module for a custom block."""
     if arm.block != "transformer":
-        from steepen.model.count import count_block
+        from steepen.model.block_variant import count_block
 
         return BlockCost(*count_block(arm, shape))
     width, options = shape.width, arm.block_options

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated, TypeAlias
 
 from steepen.errors import UsageError, require
 from steepen.model.arm import Arm
 from steepen.model.shape import Shape
 from steepen.recipe.flops import relative_costs
+from steepen.utils.codec import Checked, Range
+
+Tokens: TypeAlias = Annotated[float, Range(0, 1e9, above=True)]  # per parameter
 
 
 @dataclass(frozen=True)
-class GrowthLaw:
+class GrowthLaw(Checked):
     """TPP at the best transition = a·TPP without growth + b (Equation "growth-affine")."""
 
-    a: float
-    b: float
-    measured_tpp: tuple[float, float] | None = None  # TPP without growth of the optima it was fitted to
+    a: Annotated[float, Range(-1e9, 1e9)]
+    b: Annotated[float, Range(-1e9, 1e9)]
+    measured_tpp: tuple[Tokens, Tokens] | None = None  # TPP without growth of the optima it was fitted to
 
     def __post_init__(self) -> None:
-        good = 0 < abs(self.a) <= 1e9
-        require(good, "GrowthLaw", "a", self.a, "other than 0 and at most 1e9 in magnitude")
-        require(abs(self.b) <= 1e9, "GrowthLaw", "b", self.b, "from -1e9 to 1e9")
+        super().__post_init__()
+        require(self.a != 0, "GrowthLaw", "a", self.a, "other than 0")
         low, high = self.measured_tpp or (1.0, 1.0)
-        good = 0 < low <= high <= 1e9
-        require(
-            good, "GrowthLaw", "measured_tpp", self.measured_tpp, "two rising numbers in (0, 1e9], or null"
-        )
+        require(low <= high, "GrowthLaw", "measured_tpp", self.measured_tpp, "two rising numbers, or null")
 
     def expansion(self, tpp: float) -> float:
         """X_ρ*/X_2 (paper: E): the compute per token of the best transition over that without growth."""

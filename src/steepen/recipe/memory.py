@@ -150,13 +150,7 @@ def largest_micro_batch(
 
     def needed(micro_batch: int) -> float:
         return training_memory(
-            planned,
-            gpus,
-            micro_batch,
-            shard=shard,
-            optimizer=optimizer,
-            options=options,
-            recompute=recompute,
+            planned, gpus, micro_batch, shard=shard, optimizer=optimizer, options=options, recompute=recompute
         ).total
 
     rows = planned.batch_tokens // planned.shape.context // gpus

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
-from steepen.errors import UsageError, require, require_positive
+from steepen.errors import MAX_WHOLE, UsageError, require
 from steepen.model.arm import Arm
-from steepen.model.shape import MAX_SIZE, Shape, SizeRule
-from steepen.model.stages import PassSchedule, Stage
+from steepen.model.shape import Shape, Size, SizeRule
+from steepen.model.stages import PassSchedule, Share, Stage
 from steepen.recipe.flops import (
     FlopCount,
     Flops,
@@ -20,8 +20,10 @@ from steepen.recipe.flops import (
     stored_parameters,
 )
 from steepen.recipe.growth_law import GrowthLaw
-from steepen.recipe.hyperparameters import Hyperparameters, full_name
+from steepen.recipe.hyperparameters import Hyperparameters, Positive, full_name
+from steepen.utils.codec import Checked, OneOf, Range
 
+Exponent: TypeAlias = Annotated[float, Range(-100, 100)]
 # What a rule may scale: numbers that keep their meaning when multiplied.
 SCALABLE = (
     "embedding_lr_multiplier", "head_lr_multiplier", "residual_multiplier", "output_multiplier",
@@ -30,26 +32,19 @@ SCALABLE = (
 
 
 @dataclass(frozen=True)
-class ScalingRule:
+class ScalingRule(Checked):
     """A hyperparameter as a power of size: base·(size/size at the base depth)^exponent.
 
     `by` is "parameters" (stored at the start) or "width"; muP's output multiplier has exponent −1 by width.
     """
 
-    hyperparameter: str
-    exponent: float
+    hyperparameter: Annotated[str, OneOf(SCALABLE, full_name)]
+    exponent: Exponent
     by: Literal["parameters", "width"] = "parameters"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "hyperparameter", full_name(self.hyperparameter))
-        known = self.hyperparameter in SCALABLE
-        require(known, "ScalingRule", "hyperparameter", self.hyperparameter, f"one of {', '.join(SCALABLE)}")
-        require(abs(self.exponent) <= 100, "ScalingRule", "exponent", self.exponent, "from -100 to 100")
-        require(self.by in ("parameters", "width"), "ScalingRule", "by", self.by, "parameters or width")
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Checked):
     """How one arm is trained at any depth.
 
     `tpp` is tokens per parameter that the arm's shape stores at the passes of the first stage. For a growing
@@ -59,37 +54,22 @@ class Recipe:
 
     base: Hyperparameters
     # β of lr(N) = lr_base·(N/N_base)^β, N the parameters that `tpp` counts (Equation "glr-scaling").
-    learning_rate_exponent: float
-    tpp: float
-    base_depth: int = 8
-    learning_rate_base: float | None = None  # where it differs from the base table's
-    rho: float | None = None  # fraction of tokens after growth, if fixed
+    learning_rate_exponent: Exponent
+    tpp: Positive
+    base_depth: Size = 8
+    learning_rate_base: Positive | None = None  # where it differs from the base table's
+    rho: Share | None = None  # fraction of tokens after growth, if fixed
     # ρ by depth, for the paper's sizes at `tpp` tokens per parameter
-    listed_rho: tuple[tuple[int, float], ...] = ()
+    listed_rho: tuple[tuple[Size, Share], ...] = ()
     growth_law: GrowthLaw | None = None  # law that gives rho at every other size and budget
-    batch_tokens: int = 524_288
-    measured: tuple[int, int] | None = None  # the depths its ladder was measured at
-    scaling: tuple[
-        ScalingRule, ...
-    ] = ()  # of other hyperparameters than the learning rate; none in the paper
+    batch_tokens: Annotated[int, Range(1, MAX_WHOLE)] = 524_288
+    measured: tuple[Size, Size] | None = None  # the depths its ladder was measured at
+    scaling: tuple[ScalingRule, ...] = ()  # of hyperparameters but the learning rate; none in the paper
 
     def __post_init__(self) -> None:
-        require_positive(self, ("batch_tokens",))
-        require_positive(self, ("base_depth",), MAX_SIZE)
-        require(0 < self.tpp <= 1e9, "Recipe", "tpp", self.tpp, "positive and at most 1e9")
-        exponent, anchor = self.learning_rate_exponent, self.learning_rate_base
-        require(abs(exponent) <= 100, "Recipe", "learning_rate_exponent", exponent, "from -100 to 100")
-        good = anchor is None or 0 < anchor <= 1e9
-        require(good, "Recipe", "learning_rate_base", anchor, "positive and at most 1e9, or None")
-        require(
-            self.rho is None or 0 < self.rho <= 1, "Recipe", "rho", self.rho, "a fraction in (0, 1] or None"
-        )
-        inside = all(1 <= depth <= MAX_SIZE and 0 < rho <= 1 for depth, rho in self.listed_rho)
-        accepted = f"pairs of a depth (1 to {MAX_SIZE:,}) and a fraction in (0, 1]"
-        require(inside, "Recipe", "listed_rho", self.listed_rho, accepted)
+        super().__post_init__()
         low, high = self.measured or (1, 1)
-        good = 1 <= low <= high <= MAX_SIZE
-        require(good, "Recipe", "measured", self.measured, f"two depths from 1 to {MAX_SIZE:,}, or null")
+        require(low <= high, "Recipe", "measured", self.measured, "two rising depths, or null")
 
     def learning_rate(self, arm: Arm, depth: int, size_rule: SizeRule | None = None) -> float:
         """The learning rate at a depth, by the anchored rule."""
@@ -150,7 +130,7 @@ class Recipe:
         reference = self.tpp * recipe_parameters(arm, shape, arm.passes.initial)
         without = flops_per_token(arm, shape, arm.passes.initial).matrix
         tokens = reference * without / mean_flops_per_token(arm, shape, schedule).matrix
-        return self._plan(arm, shape, size_rule, schedule, fraction, tokens)
+        return self.at_budget(arm, depth, size_rule, tokens=tokens, rho=fraction)
 
     def at_budget(
         self,
@@ -176,7 +156,9 @@ class Recipe:
         if tokens is None:
             assert flops is not None
             tokens = flops / mean_flops_per_token(arm, shape, schedule).counted(count)
-        return self._plan(arm, shape, size_rule, schedule, rho, tokens)
+        steps = max(1, round(tokens / self.batch_tokens))
+        hyper = self.hyperparameters(arm, depth, size_rule)
+        return PlannedRun(arm, shape, schedule, rho, hyper, self.batch_tokens, steps)
 
     def _tpp_without_growth(
         self, arm: Arm, shape: Shape, flops: float | None, tokens: float | None, count: FlopCount
@@ -188,25 +170,6 @@ class Recipe:
             return flops / flops_per_token(arm, shape, arm.passes.initial).counted(count) / stored
         tpp = tokens / stored
         return tpp if self.growth_law is None else self.growth_law.tpp_without_growth(tpp)
-
-    def _plan(
-        self,
-        arm: Arm,
-        shape: Shape,
-        size_rule: SizeRule | None,
-        schedule: PassSchedule,
-        rho: float | None,
-        tokens: float,
-    ) -> PlannedRun:
-        return PlannedRun(
-            arm=arm,
-            shape=shape,
-            schedule=schedule,
-            rho=rho,
-            hyperparameters=self.hyperparameters(arm, shape.depth, size_rule),
-            batch_tokens=self.batch_tokens,
-            steps=max(1, round(tokens / self.batch_tokens)),
-        )
 
 
 @dataclass(frozen=True)

@@ -41,30 +41,21 @@ def parameter_shapes(arm: Arm, shape: Shape, passes: int) -> dict[str, tuple[int
     return {"embedding": table, "head": table, **blocks}
 
 
-@dataclass(frozen=True)
-class Ownership:
-    """Parameters of the rank that owns most, counted in elements."""
+def _busiest_owner(planned: PlannedRun, gpus: int) -> tuple[float, float]:
+    """Parameters of the rank that owns most at the end of the run; an equal share for other blocks.
 
-    matrices: float  # block matrices: fp32 weights and optimizer state
-    rows: float  # of embedding and head together
-
-
-def busiest_owner(planned: PlannedRun, gpus: int) -> Ownership:
-    """What the rank with the most state owns at the end of the run; an equal share for other blocks."""
+    Those of block matrices, and of rows of embedding and head.
+    """
     shape = planned.shape
     tables = 2.0 * shape.vocabulary * shape.width
     if not planned.arm.fused_block:
-        return Ownership((planned.stored_parameters - tables) / gpus, tables / gpus)
+        return (planned.stored_parameters - tables) / gpus, tables / gpus
     pieces = assign_owners(parameter_shapes(planned.arm, shape, planned.schedule.max_passes), gpus)
-    owned = [owned_by(pieces, rank).values() for rank in range(gpus)]
-    each = [
-        Ownership(
-            float(sum(piece.elements for piece in mine if piece.name not in ROW_SHARDED)),
-            float(sum(piece.elements for piece in mine if piece.name in ROW_SHARDED)),
-        )
-        for mine in owned
-    ]
-    return max(each, key=lambda owner: owner.matrices + owner.rows)
+    each: list[tuple[float, float]] = []
+    for mine in (owned_by(pieces, rank).values() for rank in range(gpus)):
+        rows = sum(piece.elements for piece in mine if piece.name in ROW_SHARDED)
+        each.append((float(sum(piece.elements for piece in mine) - rows), float(rows)))
+    return max(each, key=sum)
 
 
 @dataclass(frozen=True)
@@ -86,11 +77,11 @@ def state_memory(planned: PlannedRun, gpus: int, shard: Shard, matrix_state_byte
     """
     table = float(planned.shape.vocabulary * planned.shape.width)
     blocks = planned.stored_parameters - 2 * table
-    adam, owned = STATE_BYTES["adamw"], busiest_owner(planned, gpus)
-    matrices = (4 + matrix_state_bytes) * owned.matrices
+    adam, (own_matrices, own_rows) = STATE_BYTES["adamw"], _busiest_owner(planned, gpus)
+    matrices = (4 + matrix_state_bytes) * own_matrices
     if shard == "optimizer":
         # The fp32 rows of the embedding are those of the table that every rank has.
-        rows = adam * owned.rows + 4 * owned.rows / 2
+        rows = adam * own_rows + 4 * own_rows / 2
         return StateMemory(4 * (blocks + 2 * table) + matrices + rows, 2 * (blocks + table) + 4 * table)
     block, repeated = _block(planned), _repeated(planned)
     shards = (8 * blocks + (8 + adam) * 2 * table) / gpus

@@ -7,7 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from steepen.recipe.flops import compute_active_parameters, flops_per_token, stored_parameters
+from steepen.recipe.flops import (
+    compute_active_parameters,
+    flops_per_token,
+    recipe_parameters,
+    stored_parameters,
+)
 from steepen.runs.record import Parameters, RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.answer import Answer, Study
@@ -18,8 +23,8 @@ FLOPS_PER_SECOND = 1e10  # of the simulated runs
 
 
 def initial_parameters(spec: RunSpec) -> int:
-    """Stored parameters at the start."""
-    return stored_parameters(spec.arm, spec.shape, spec.schedule.initial)
+    """The parameters that tokens per parameter and the learning-rate rule count."""
+    return recipe_parameters(spec.arm, spec.shape, spec.schedule.initial)
 
 
 def tokens_per_parameter(spec: RunSpec) -> float:
@@ -36,7 +41,7 @@ def growth_fraction_of(spec: RunSpec) -> float:
 
 def fabricate_record(spec: RunSpec, loss: float) -> RunRecord:
     """A record as training would write it, with a given loss."""
-    flops, stored = expected_flops(spec), initial_parameters(spec)
+    flops, stored = expected_flops(spec), stored_parameters(spec.arm, spec.shape, spec.schedule.initial)
     active = compute_active_parameters(spec.arm, spec.shape, spec.schedule.final)
     return RunRecord(
         spec=spec,
