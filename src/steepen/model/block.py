@@ -28,6 +28,7 @@ class CacheSlot(Protocol):
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Store those of new tokens, (batch, heads, time, head_dim), and return those to attend to."""
+        ...
 
 
 class Block(Protocol):
@@ -49,9 +50,11 @@ class Block(Protocol):
         `rotary` is a table for `rotate`, (2, time, head_dim/2), or (2, batch, time, head_dim/2) where rows
         have positions of their own. Its dtype is that of the GEMMs; where x is wider, autocast is on.
         """
+        ...
 
     def attention_flops(self, shape: Shape, context: int) -> int:
         """FLOPs per token, forward and backward, of operations without parameters."""
+        ...
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:

@@ -36,28 +36,36 @@ class FusedForward(Protocol):
 
     def refresh(self) -> None:
         """Recompute everything derived from the weights; called after the weights have changed."""
+        ...
 
     @property
     def signal(self) -> Any:
         """Notifies a listener that a gradient is complete (`execution.linear.GradientSignal`)."""
+        ...
 
     def requantize(self, parameters: Collection[nn.Parameter] | None = None) -> None:
         """Recompute what is derived from the compute copies (of these parameters); they have changed."""
+        ...
 
     def compute_copies(self) -> Mapping[nn.Parameter, Any]:
         """Copies of parameters that forward and backward read instead of them, by parameter."""
+        ...
 
     def install_in_new_blocks(self) -> None:
         """Install the faster implementation in blocks that growth has added."""
+        ...
 
     def embed(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         """`Network.embed`."""
+        ...
 
     def loss(self, hidden: Tensor, targets: Tensor, loss_weight: float) -> Tensor:
         """`Network.loss`."""
+        ...
 
     def norm_inject(self, h: Tensor, e: Tensor, alpha: float) -> Tensor:
         """`boundary.normalize_and_inject`."""
+        ...
 
 
 @dataclass(frozen=True)
