@@ -12,13 +12,7 @@ import numpy as np
 
 from steepen.laws.analysis import fit_compute
 from steepen.laws.fits.compute_law import ComputeFit, FitSettings, ReferenceLaw
-from steepen.laws.fits.downstream import (
-    Checkpoints,
-    DownstreamFit,
-    filter_tasks,
-    fit_downstream,
-    score_ratio,
-)
+from steepen.laws.fits.downstream import Checkpoints, DownstreamFit, filter_tasks, fit_downstream, score_ratio
 from steepen.laws.fits.drift import AffineLaw, fit_affine, fit_growth_fraction
 from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit, fit_isoflop, fit_power_law
 from steepen.laws.fits.matched_compute import envelope_compute, slice_families
@@ -26,9 +20,8 @@ from steepen.laws.fits.vertex import Vertex, find_vertex
 from steepen.laws.ladder import Ladder, make_ladder
 from steepen.laws.verdict.multipliers import interpolated_multipliers
 from steepen.reproduction.paper_studies import DECAY, PaperStudies
-from steepen.reproduction.replay import our_knob
+from steepen.reproduction.replay import tuning_sweeps
 from steepen.reproduction.tables import Row, table
-from steepen.studies.preset import SWEEPS
 from steepen.studies.stages.chain_tuning import replay_chain
 from steepen.utils.rows import Rows
 
@@ -59,12 +52,8 @@ def within_ladders(name: str) -> Rows[Row]:
 def ladders(name: str, loss: str = "val_loss") -> dict[str, Ladder]:
     """The ladders of a table, without the largest run."""
     rows = within_ladders(name)
-    arms = dict.fromkeys(rows.column("arm"))
-    return {
-        arm: make_ladder(arm, own.array("compute_flops"), own.array(loss))
-        for arm in arms
-        if (own := rows.where(arm=arm))
-    }
+    arms = {arm: rows.where(arm=arm) for arm in dict.fromkeys(rows.column("arm"))}
+    return {arm: make_ladder(arm, own.array("compute_flops"), own.array(loss)) for arm, own in arms.items()}
 
 
 @functools.cache
@@ -158,13 +147,6 @@ def optimal_tpp(arm: str) -> IsoflopFit:
     return fit_isoflop(np.array(budget), rows.array("tpp"), rows.array("val_loss"))
 
 
-def shift_p_value(arm: str) -> float:
-    """p of no drift of the optimal tokens per parameter with compute."""
-    law = optimal_tpp(arm).law
-    assert law is not None
-    return law.p_value
-
-
 def vertex_loss(arm: str, budget: int) -> float:
     """The loss at the optimal tokens per parameter of a budget named by a depth."""
     return optimal_tpp(arm).vertices[list(table("tpp_sweeps").where(arm=arm).by("budget")).index(budget)].loss
@@ -180,9 +162,7 @@ def mean_token_allocation(arm: str) -> float:
 def growth_optima(arm: str) -> dict[tuple[float, int], Vertex]:
     """The optimal growth fraction at every (budget, depth), where it is inside the sweep."""
     if arm == "deep-vanilla-grow":
-        sweeps = {
-            (depth, depth): own for depth, own in table("growth_timing_deep_vanilla").by("depth").items()
-        }
+        sweeps = {(d, d): own for d, own in table("growth_timing_deep_vanilla").by("depth").items()}
     else:
         sweeps = table("growth_timing").where(arm=arm).by("budget", "depth")
     vertices = {
@@ -273,12 +253,7 @@ def tuned_loss(arm: str) -> float:
     confirmed = confirmation("own", arm)
     if confirmed is not None:
         return confirmed
-    sweeps: list[tuple[int, int, float | None, tuple[tuple[str, float, float], ...]]] = []
-    for (number, sweep), rows in table("base_tuning").where(arm=arm).by("round", "sweep").items():
-        incumbent = rows.where(incumbent=True).column("val_loss")
-        tries = tuple((r["knob"], float(r["position"]), r["val_loss"]) for r in rows.where(incumbent=False))
-        sweeps.append((number, SWEEPS.index(our_knob(sweep)), incumbent[0] if incumbent else None, tries))
-    return replay_chain(sweep[2:] for sweep in sorted(sweeps, key=lambda sweep: sweep[:2]))[0]
+    return replay_chain((one.incumbent, one.tries) for one in tuning_sweeps(arm))[0]
 
 
 def passes_gap(arm: str) -> list[float]:
@@ -332,7 +307,7 @@ KNOWN: dict[str, tuple[str, Compute]] = {
         )
     },
     "mean_optimal_tpp": ("Table 7", lambda arm: optimal_tpp(arm).mean),
-    "tpp_shift_p": ("Table 7", shift_p_value),
+    "tpp_shift_p": ("Table 7", lambda arm: optimal_tpp(arm).to_dict()["p_scale_shift"]),
     "vertex_loss_d8": ("Table 7", lambda arm: vertex_loss(arm, 8)),
     "vertex_loss_d10": ("Table 7", lambda arm: vertex_loss(arm, 10)),
     "vertex_loss_d12": ("Table 7", lambda arm: vertex_loss(arm, 12)),
@@ -369,10 +344,8 @@ def _top_depth(arm: str) -> Callable[[PaperStudies], float]:
 def _corpus_ratio(studies: PaperStudies) -> list[float]:
     """Compute on FineWeb over FineWeb-Edu at which Untied Grow is forecast to reach the GPT-3 scores."""
     crossings = studies.get("downstream").values["corpora of untied-grow"]["crossings"]
-    return [
-        own["untied-grow (corpus fineweb)"] / own["untied-grow (corpus fineweb-edu)"]
-        for own in crossings.values()
-    ]
+    fineweb, edu = (f"untied-grow (corpus {name})" for name in ("fineweb", "fineweb-edu"))
+    return [own[fineweb] / own[edu] for own in crossings.values()]
 
 
 def _largest_change(source: str, *variants: str) -> Callable[[PaperStudies], float]:

@@ -132,24 +132,20 @@ def model_sizes(_: Answer) -> Shown:
 
 def tuning_grid(_: Answer) -> Shown:
     """What the first round of the chain tries, from the paper's initial values."""
-    rows = tuple(
-        (
-            sweep,
-            ", ".join(
-                f"{value:.4g}" if name == sweep else f"{name}={value:.4g}"
-                for name, value in candidates(INITIAL, sweep, 1)
-            ),
-        )
-        for sweep in load_preset("paper").grids.chain.sweeps
-    )
-    return [Table("First round", ("sweep", "tried besides the current value"), rows)]
+    rows: list[tuple[str, str]] = []
+    for sweep in load_preset("paper").grids.chain.sweeps:
+        tried = candidates(INITIAL, sweep, 1)
+        words = (f"{value:.4g}" if name == sweep else f"{name}={value:.4g}" for name, value in tried)
+        rows.append((sweep, ", ".join(words)))
+    return [Table("First round", ("sweep", "tried besides the current value"), tuple(rows))]
 
 
 def operator_ablations(answer: Answer) -> Shown:
     """The tuned losses of a chain tuning by boundary operators; arms with one pass are left out."""
-    arms = [arm for arm in map(find_arm, answer.values) if arm.passes.final > 1]
     rows = tuple(
-        (arm.name, arm.core_boundary, arm.coda_boundary, answer.values[arm.name]["loss"]) for arm in arms
+        (arm.name, arm.core_boundary, arm.coda_boundary, answer.values[arm.name]["loss"])
+        for arm in map(find_arm, answer.values)
+        if arm.passes.final > 1
     )
     return [Table("Tuned losses", ("arm", "between passes", "before the coda", "tuned loss"), rows)]
 
@@ -170,20 +166,12 @@ def base_hyperparameters(answer: Answer) -> Shown:
 
 def optimal_tpp(answer: Answer) -> Shown:
     """Optimal tokens per parameter, the test of their drift, and losses at the optima of three budgets."""
+    some = {arm: fit["vertices"][::2] for arm, fit in answer.values.items()}
     rows = tuple(
-        (
-            arm,
-            fit["mean"],
-            round(fit["rounded"]),
-            fit["p_scale_shift"],
-            *(v["loss"] for v in fit["vertices"][::2]),
-        )
+        (arm, fit["mean"], round(fit["rounded"]), fit["p_scale_shift"], *(v["loss"] for v in some[arm]))
         for arm, fit in answer.values.items()
     )
-    budgets = (
-        f"L* {format_flops(vertex['budget'])}"
-        for vertex in next(iter(answer.values.values()))["vertices"][::2]
-    )
+    budgets = (f"L* {format_flops(vertex['budget'])}" for vertex in next(iter(some.values())))
     columns = ("arm", "TPP*", "rounded", "p", *budgets)
     caption = "TPP*: mean of the optima; p: of no drift with compute; L*: loss at the optimum of a budget."
     return [Table("Compute-optimal tokens per parameter", columns, rows, caption)]
@@ -209,8 +197,7 @@ def drift(answer: Answer) -> Shown:
 def ladder_recipes(answer: Answer) -> Shown:
     """The learning-rate rule, tokens per parameter and rungs of every ladder."""
     (long,) = (table for table in answer.tables if table.title == "Recipes of the ladders")
-    chosen = [0, 1, 2, 3, 5]
-    rows = tuple(tuple(row[i] for i in chosen) for row in long.rows)
+    rows = tuple(tuple(row[i] for i in (0, 1, 2, 3, 5)) for row in long.rows)
     columns = ("arm", "β", "TPP", "ρ", "depths")
     caption = "β: exponent of the learning rate; TPP: tokens per parameter, of a growing arm t_ref."
     return [Table("Recipes of the ladders", columns, rows, caption)]
@@ -251,12 +238,10 @@ def find_item(kind: str, number: str) -> Item:
     """The item of a printed number or LaTeX label; raises UsageError for a figure that has subfigures."""
     wanted = f"{kind.capitalize()} {number.strip().lower()}"
     found = next((item for item in ITEMS if item.number == wanted or item.label == number), None)
-    if found is None:
-        numbers = [
-            item.number.partition(" ")[2] for item in ITEMS if item.number.startswith(kind.capitalize())
-        ]
-        parts = [own for own in numbers if own[:-1] == number.strip()]
-        if parts:
-            raise UsageError(f"{wanted} has subfigures: give one of {', '.join(parts)}.")
-        raise UsageError(f"the paper has no {kind} {number!r}; the nearest are {nearest(number, numbers)}.")
-    return found
+    if found is not None:
+        return found
+    own = (item.number.partition(" ") for item in ITEMS)
+    numbers = [one for word, _, one in own if word == kind.capitalize()]
+    if parts := [one for one in numbers if one[:-1] == number.strip()]:
+        raise UsageError(f"{wanted} has subfigures: give one of {', '.join(parts)}.")
+    raise UsageError(f"the paper has no {kind} {number!r}; the nearest are {nearest(number, numbers)}.")

@@ -18,19 +18,19 @@ from steepen.reproduction.replay import (
     Replay,
     by_key,
     by_tokens,
-    first_of,
     ladder_runs,
     our_knob,
     our_name,
     passes_and_depth,
     rho_of,
     setting_of,
+    tuning_sweeps,
 )
 from steepen.reproduction.tables import Row, table
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.answer import Answer
 from steepen.studies.context import DatasetInfo, StudyContext, starting_arm
-from steepen.studies.data_constrained import depth_comparison
+from steepen.studies.data_constrained import REGIMES, depth_comparison
 from steepen.studies.ladders.ablations import named_part
 from steepen.studies.ladders.ladder import compare_ladders
 from steepen.studies.ladders.ladder_runs import LadderSpec
@@ -178,16 +178,13 @@ class PaperStudies:
             question="What does a change of the recipe or the optimizer do to a ladder?",
         )  # fmt: skip
         return self.replay.answer(
-            study,
-            lambda spec: Measured(found[spec.hash]["val_loss"], found[spec.hash]["compute_flops"]),
+            study, lambda spec: Measured(found[spec.hash]["val_loss"], found[spec.hash]["compute_flops"])
         )
 
     def _growth_sensitivity(self) -> Answer:
         """Tokens per parameter × ρ of Untied Grow."""
-        losses = {
-            (row["prescription"], row["depth"]): row["val_loss"]
-            for row in table("growth_prescription_ablation")
-        }
+        rows = table("growth_prescription_ablation")
+        losses = {(row["prescription"], row["depth"]): row["val_loss"] for row in rows}
         context = self.context()
         recipe = context.recipe(find_arm("untied-grow"))
 
@@ -209,10 +206,8 @@ class PaperStudies:
         if part == "ladder":
             return self._series(part)
         vanilla = self.context().recipe(find_arm("vanilla")).base
-        confirmed = {
-            (row["recipe"], our_name(row["arm"])): row["val_loss"]
-            for row in table("base_tuning_confirmations")
-        }
+        rows = table("base_tuning_confirmations")
+        confirmed = {(row["recipe"], our_name(row["arm"])): row["val_loss"] for row in rows}
 
         def find(spec: RunSpec) -> Measured | None:
             # Of Vanilla's two runs the one that the paper compares the others with.
@@ -229,39 +224,24 @@ class PaperStudies:
         """Chains at the base size, from the published losses of every sweep."""
         theirs = {our_name(arm): arm for arm in table("base_tuning").by("arm")}
         context = self.context()
-        return chain_answer(
-            context, [self._chain(context, arm, theirs[arm]) for arm in TUNED if arm in theirs]
-        )
+        chains = [self._chain(context, arm, theirs[arm]) for arm in TUNED if arm in theirs]
+        return chain_answer(context, chains)
 
     def _chain(self, context: StudyContext, arm: str, theirs: str) -> Chain:
-        grid = context.preset.grids.chain
-        sweeps = table("base_tuning").where(arm=theirs).by("round", "sweep")
         chain = Chain(find_arm(arm), context.recipe(find_arm(arm)).base)
-        measured: list[tuple[float | None, tuple[tuple[str, float, float], ...]]] = []
-        best = math.inf
-        for number, sweep in sorted(sweeps, key=lambda key: (key[0], grid.sweeps.index(our_knob(key[1])))):
-            rows = sweeps[number, sweep]
-            again = rows.where(incumbent=True).column("val_loss")
-            tries = tuple(
-                (our_knob(row["knob"]), float(row["position"]), row["val_loss"])
-                for row in rows.where(incumbent=False)
-            )
-            measured.append((again[0] if again else None, tries))
-            baseline = again[0] if again else best
-            better = settings_to_adopt(baseline, tries, grid.threshold)
+        sweeps, best = tuning_sweeps(theirs), math.inf
+        for one in sweeps:
+            baseline = best if one.incumbent is None else one.incumbent
+            better = settings_to_adopt(baseline, one.tries, context.preset.grids.chain.threshold)
             best = min(best, baseline, *(loss for loss, _ in better.values()))
-            # The values tried are not published, only their order: no panel of the sweep itself.
-            values = {
-                "arm": arm,
-                "round": number,
-                "sweep": our_knob(sweep),
-                "baseline": baseline,
-                "best": best,
-            }
+            values = {"arm": arm, "round": one.number, "sweep": one.name, "baseline": baseline, "best": best}
             adopted = {name: value for name, (_, value) in better.items()}
+            # The values tried are not published: no panel of the sweep itself.
             chain.steps = Rows((*chain.steps, SweepResult({**values, "adopted": adopted}, Rows())))
         confirmed = table("base_tuning_confirmations").where(arm=theirs, recipe="own").column("val_loss")
-        chain.loss = confirmed[0] if confirmed else replay_chain(measured)[0]
+        chain.loss = (
+            confirmed[0] if confirmed else replay_chain((one.incumbent, one.tries) for one in sweeps)[0]
+        )
         return chain
 
     def tpp(self, arm: str = "") -> Answer:
@@ -323,10 +303,8 @@ class PaperStudies:
             anchor = depth == context.preset.base_depth  # shared by both recipes
             for recipe, exponent in (("constant", 0.0), ("scaled", betas[arm.name])):
                 base = replace(start, learning_rate_exponent=exponent)
-                changed = setting_of(
-                    spec.hyperparameters, base.hyperparameters(arm, depth, context.size_rule)
-                )
-                if changed is not None:
+                around = base.hyperparameters(arm, depth, context.size_rule)
+                if (changed := setting_of(spec.hyperparameters, around)) is not None:
                     knob, multiple = changed[0] or "learning_rate", round(math.log2(changed[1]), 4)
                     loss = losses.get((arm.name, "scaled" if anchor else recipe, knob, depth, multiple))
                     if loss is not None:
@@ -380,9 +358,7 @@ class PaperStudies:
     def _anchor_passes(self) -> Answer:
         context, one, rows = self.context(), find_arm("operator-1"), table("fixed_anchor_passes")
         budgets = {row["budget"]: row["matrix_flops"] for row in table("fixed_anchor_budgets")}
-        tpp = {
-            round(budgets[row["budget"]] / context.flops_at_tpp(one, row["anchor"], 1.0), 6) for row in rows
-        }
+        tpp = {round(budgets[r["budget"]] / context.flops_at_tpp(one, r["anchor"], 1.0), 6) for r in rows}
         find = by_tokens(
             rows,
             lambda row: (_family(row), row["loops"], row["anchor"]),
@@ -416,9 +392,8 @@ class PaperStudies:
             (row["mean_passes"], row["target_passes"]): float(row["kl_effective_depth"])
             for row in table("growth_target_lens")
         }
-        losses = {
-            (row["mean_passes"], row["target_passes"]): row["val_loss"] for row in table("growth_targets")
-        }
+        rows = table("growth_targets")
+        losses = {(row["mean_passes"], row["target_passes"]): row["val_loss"] for row in rows}
 
         def find(spec: RunSpec) -> Measured | None:
             first, last = spec.schedule.initial, spec.schedule.final
@@ -449,14 +424,10 @@ class PaperStudies:
 
     def data_constrained(self, part: str) -> Answer:
         """The grid, the regimes or the controls on repeated data."""
-        grid = {
-            "depths": (4, 6, 8, 10, 12, 14, 16, 18),
-            "decays": (0.05, 0.2, 0.4, 0.8, 1.2, 1.6),
-            "control_passes": (1, 2, 3, 4, 6, 8, 12),
-        }
-        answer = self.drive(
-            "data-constrained", _repeated(part), self.context(data_constrained=grid), parts=(part,)
-        )
+        grid = {"depths": (4, 6, 8, 10, 12, 14, 16, 18), "decays": (0.05, 0.2, 0.4, 0.8, 1.2, 1.6),
+                "control_passes": (1, 2, 3, 4, 6, 8, 12)}  # fmt: skip
+        context = self.context(data_constrained=grid)
+        answer = self.drive("data-constrained", _repeated(part), context, parts=(part,))
         if part == "grid":  # the effective depths of single runs are not published, only these curves
             sizes, loops = (
                 table("effective_depth_multi_epoch").where(series=name)
@@ -467,7 +438,7 @@ class PaperStudies:
             return replace(answer, panels=(*answer.panels, panel))
         if part == "regimes":  # a last column, from the grid: the decay chosen at one pass
             own, tuned = (
-                [panel for panel in one.panels if panel.group == "Passes under repetition of the data"]
+                [panel for panel in one.panels if panel.group == REGIMES]
                 for one in (answer, self.get("data-constrained:grid"))
             )
             width = len(own) // len(tuned)
@@ -495,18 +466,13 @@ def _repeated(part: str) -> Finder:
             lambda row: (epochs[row["regime"]], row["loops"], row["depth"]),
             lambda spec: (spec.data.epochs, *passes_and_depth(spec)),
         )
-    names = {"untied": "untied", "loop-no-operator": "tied-vanilla", "untied-no-operator": "untied-vanilla"}
-    return first_of(
-        by_key(
-            table("data_constrained_architectures"),
-            lambda row: (names[row["arm"]], row["loops"], row["depth"]),
-            lambda spec: (_control(spec), *passes_and_depth(spec)),
-        ),
-        by_key(
-            table("data_constrained_grid").where(weight_decay=DECAY),
-            lambda row: ("tied", row["loops"], row["depth"]),
-            lambda spec: (_control(spec), *passes_and_depth(spec)),
-        ),
+    names = {"tied": "tied", "untied": "untied", "loop-no-operator": "tied-vanilla",
+             "untied-no-operator": "untied-vanilla"}  # fmt: skip
+    tied = Rows({**row, "arm": "tied"} for row in table("data_constrained_grid").where(weight_decay=DECAY))
+    return by_key(
+        (*table("data_constrained_architectures"), *tied),
+        lambda row: (names[row["arm"]], row["loops"], row["depth"]),
+        lambda spec: (_control(spec), *passes_and_depth(spec)),
     )
 
 

@@ -21,6 +21,7 @@ from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Answer, Study
 from steepen.studies.cells import lead
+from steepen.studies.preset import SWEEPS
 from steepen.studies.synthetic import fabricate_record, growth_fraction_of
 
 TOLERANCE = 0.02  # of tokens: budgets are equal, whole steps are not
@@ -45,6 +46,29 @@ def our_name(arm: str) -> str | None:
 def our_knob(knob: str) -> str:
     """Our name of a hyperparameter of the authors' tables."""
     return {"alpha": "injection_weight", "eps": "adam_eps"}.get(knob, full_name(knob) if knob else knob)
+
+
+@dataclass(frozen=True)
+class TuningSweep:
+    """A sweep of an arm's chain in the authors' table, which has the order of the values tried alone."""
+
+    number: int  # of its round
+    name: str
+    incumbent: float | None  # its loss; None: not run again
+    tries: tuple[tuple[str, float, float], ...]  # setting, place and loss
+
+
+def tuning_sweeps(arm: str) -> list[TuningSweep]:
+    """The sweeps of an arm of the authors' table, in order."""
+    found: list[TuningSweep] = []
+    for (number, sweep), rows in table("base_tuning").where(arm=arm).by("round", "sweep").items():
+        again = rows.where(incumbent=True).column("val_loss")
+        tries = tuple(
+            (our_knob(row["knob"]), float(row["position"]), row["val_loss"])
+            for row in rows.where(incumbent=False)
+        )
+        found.append(TuningSweep(number, our_knob(sweep), again[0] if again else None, tries))
+    return sorted(found, key=lambda one: (one.number, SWEEPS.index(one.name)))
 
 
 @dataclass(frozen=True)
@@ -100,13 +124,11 @@ def _scores(corpus: str, arm: str, depth: int) -> dict[str, Any]:
             for task in table("core_task_scores").where(corpus=corpus, arm=arm, depth=depth)
         }
         found["core"] = {
-            "convention": "authors",
-            "core22": row["core_accuracy"],
-            "core22_seed_sd": row["core_accuracy_std"],
-            "core17": row["core17_accuracy"],
+            "convention": "authors", "core22": row["core_accuracy"],
+            "core22_seed_sd": row["core_accuracy_std"], "core17": row["core17_accuracy"],
             "nll22": row["answer_nll"],
             "tasks": {label: tasks[label] for label in CORE22 if label in tasks},
-        }
+        }  # fmt: skip
     if corpus != "fineweb":
         return found
     for row in table("effective_depth").where(arm=arm, depth=depth):
@@ -115,12 +137,10 @@ def _scores(corpus: str, arm: str, depth: int) -> dict[str, Any]:
         trained = passes[0]["trained_passes"]
         losses = dict(sorted((row["eval_passes"], row["val_loss"]) for row in passes))
         found["test_time_passes"] = {
-            "trained": trained,
-            "trained_loss": losses[trained],
-            "passes": list(losses),
+            "trained": trained, "trained_loss": losses[trained], "passes": list(losses),
             "losses": list(losses.values()),
             "differences": [loss - losses[trained] for loss in losses.values()],
-        }
+        }  # fmt: skip
     return found
 
 
@@ -144,11 +164,6 @@ def ladder_runs(*tables: str) -> Finder:
         return Measured(loss, flops, 3600 * hours[0]["training_hours"] if hours else None, evaluation)
 
     return find
-
-
-def first_of(*finders: Finder) -> Finder:
-    """The first finder that knows a spec."""
-    return lambda spec: next((found for find in finders if (found := find(spec)) is not None), None)
 
 
 def by_key(rows: Iterable[Row], key: Callable[[Row], Any], of: Callable[[RunSpec], Any]) -> Finder:

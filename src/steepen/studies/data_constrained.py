@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -29,28 +29,19 @@ from steepen.studies.registry import choose_parts
 from steepen.studies.sweeps import Optima, find_optima
 from steepen.utils.arrays import Array
 from steepen.utils.formatting import compute_factor
-from steepen.utils.rows import Rows
+from steepen.utils.rows import Rows, grouped
 
 REGIMES = "Passes under repetition of the data"
 CONTROLS = "Controls: sharing weights, and the operator"
 DECAYS = "Passes at each weight decay"
 MAIN = "Parameters or passes on repeated data"
 SECTION = "Section 5, Looped Transformers in the Data-Constrained Regime"
-LineStyle = Literal["solid", "dashed", "dotted"]
-
-
 Make = Callable[[int], Arm]  # an arm with so many passes
-
-
-def _untied_without_operator(count: int) -> Arm:
-    return family_arm("tied-vanilla" if count == 1 else "untied-vanilla", count)
-
-
 TIED: tuple[Make, str] = partial(families.operator_arm, "loop"), "operator-1"
 # Families of the controls, and the arm whose base recipe they are trained with.
 CONTROL_FAMILIES: dict[str, tuple[Make, str]] = {
     "tied vanilla": (partial(family_arm, "tied-vanilla"), "vanilla"),
-    "untied vanilla": (_untied_without_operator, "vanilla"),
+    "untied vanilla": (lambda k: family_arm("tied-vanilla" if k == 1 else "untied-vanilla", k), "vanilla"),
     "untied with the operator": (partial(families.operator_arm, "untied"), "operator-1"),
 }
 
@@ -79,7 +70,7 @@ def data_constrained(context: StudyContext, *, parts: Sequence[str] = ()) -> Stu
     grid = context.preset.grids.data_constrained
     repeated = _regime(grid.epochs[-1])
     cells = yield from measure(context, [plan for part in wanted for plan in _plans(context, part)])
-    draft, columns = Draft(runs=cells.column("run")), dict[str, list[tuple[Panel, ...]]]()
+    draft, columns = Draft(runs=cells.column("run")), list[Panel]()
     if "grid" in wanted:
         _grid(draft, columns, context, cells.where(part="grid"))
     if "regimes" in wanted:
@@ -96,8 +87,8 @@ def data_constrained(context: StudyContext, *, parts: Sequence[str] = ()) -> Stu
             _add_family(draft, columns, family, grid.budgets)
             _compare_control(draft, family, grid.budgets)
     # A group is a grid: a column for each family, its three panels from top to bottom.
-    for own in columns.values():
-        draft.panels += [replace(one, columns=len(own)) for row in zip(*own, strict=True) for one in row]
+    for own in grouped(columns, lambda panel: panel.group).values():
+        draft.panels += [replace(one, columns=len(own) // 3) for row in range(3) for one in own[row::3]]
     draft.warnings.append(
         "every point is one run: the noise of seeds is not measured, and differences below it do not tell "
         "which number of passes is best"
@@ -158,20 +149,17 @@ def _family_plans(
     return plans
 
 
-def _add_family(
-    draft: Draft, columns: dict[str, list[tuple[Panel, ...]]], family: Family, budgets: int
-) -> list[ComputeSlice]:
+def _add_family(draft: Draft, columns: list[Panel], family: Family, budgets: int) -> list[ComputeSlice]:
     """Add a family's slices at matched compute: a sentence, a table, values and its column of panels."""
     slices = families.matched_compute_slices(family.cells, budgets, "linear")
-    draft.findings.append(families.range_sentence(family.title, slices))
-    loss = families.loss_panel(family.short, family.cells)
+    loss, gains = families.loss_panel(family.short, family.cells), _gains(family.cells)
     if family.reference.having("loss"):
         label = "frontier of tied passes with the operator"
         edge = plot.line(label, *_frontier(family.reference), role="control", style="dashed")
         loss = replace(loss, series=(*loss.series, edge), caption=f"Dashed: {label}.")
-    gains = _gains(family.cells)
     rows = (loss, families.slice_panel(family.short, slices), _gains_panel(family.short, gains))
-    columns.setdefault(family.group, []).append(tuple(replace(one, group=family.group) for one in rows))
+    draft.findings.append(families.range_sentence(family.title, slices))
+    columns += [replace(one, group=family.group) for one in rows]
     draft.tables.append(families.slice_table(f"{family.title}: best passes at matched compute", slices))
     values = {"slices": families.slice_values(slices), "gains": gains.dicts("depth", "passes", "difference")}
     draft.values[family.key] = values
@@ -188,7 +176,7 @@ def _gains(cells: Cells) -> Cells:
     """The finished runs with L(K) − L(1) at their depth: negative where passes help."""
     finished = cells.having("loss")
     base = {cell["depth"]: cell.loss for cell in finished.where(passes=1)}
-    known = Rows(cell for cell in finished if cell["depth"] in base)
+    known = Rows(filter(lambda cell: cell["depth"] in base, finished))
     return known.map(lambda cell: cell.plus(difference=cell.loss - base[cell["depth"]]))
 
 
@@ -220,9 +208,7 @@ def _compare_control(draft: Draft, family: Family, budgets: int) -> None:
         draft.values[family.key]["above_tied_with_operator"] = gaps
 
 
-def _grid(
-    draft: Draft, columns: dict[str, list[tuple[Panel, ...]]], context: StudyContext, cells: Cells
-) -> None:
+def _grid(draft: Draft, columns: list[Panel], context: StudyContext, cells: Cells) -> None:
     grid = context.preset.grids.data_constrained
     regime = _regime(grid.epochs[-1])
     slices: dict[float, list[ComputeSlice]] = {}
@@ -235,7 +221,7 @@ def _grid(
     chosen: dict[int, float] = {
         depth: min(own, key=lambda c: c.loss)["decay"] for depth, own in one_pass.items()
     }
-    tuned: Cells = Rows(cell for cell in cells if chosen[cell["depth"]] == cell["decay"])
+    tuned: Cells = Rows(filter(lambda cell: chosen[cell["depth"]] == cell["decay"], cells))
     title, short = f"tied, {regime}, decay chosen at K = 1", f"{regime}, decay of K = 1"
     _add_family(draft, columns, Family(title, "tuned decay", REGIMES, short, tuned), grid.budgets)
     # Through the five lowest: over the whole grid (the paper's: a factor of 32) loss is no parabola.
@@ -384,10 +370,7 @@ def _depth_ladder(cells: Cells) -> tuple[Array, Array]:
 def _compute_use_panel(tuned: Cells, fixed: Cells, decay: float) -> Panel:
     """More parameters (one pass) against more passes (the frontier over all depths), by weight decay."""
     series: list[Series] = []
-    kinds: tuple[tuple[str, Cells, LineStyle, LineStyle], ...] = (
-        ("decay retuned", tuned, "solid", "dashed"),
-        (f"decay {decay:g}", fixed, "dotted", "solid"),
-    )
+    kinds = ("decay retuned", tuned, "solid", "dashed"), (f"decay {decay:g}", fixed, "dotted", "solid")
     for variant, cells, by_size, by_passes in kinds:
         runs = cells.having("loss")
         own = runs.where(passes=1)
@@ -420,13 +403,12 @@ def _cheapest_depth(tuned: Cells, cells: Cells) -> tuple[int, float] | None:
     best = _best_one_pass(tuned)
     if best is None:
         return None
-    reached: list[tuple[float, int]] = []
-    for depth, own in cells.having("loss").by("depth").items():
-        by_itself = any(cell.loss <= best.loss for cell in own.where(passes=1))
-        if len(own) >= 2 and not by_itself:
-            x, y = own.array("flops"), own.array("loss")
-            reached.append((float(interpolate_compute(x, y, np.array([best.loss]))[0]), depth))
-    needed, depth = min(((x, depth) for x, depth in reached if np.isfinite(x)), default=(np.nan, 0))
+    reached = [
+        (float(interpolate_compute(own.array("flops"), own.array("loss"), np.array([best.loss]))[0]), depth)
+        for depth, own in cells.having("loss").by("depth").items()
+        if len(own) >= 2 and all(cell.loss > best.loss for cell in own.where(passes=1))
+    ]
+    needed, depth = min((one for one in reached if np.isfinite(one[0])), default=(np.nan, 0))
     return (depth, best["flops"] / needed) if depth else None
 
 
