@@ -70,18 +70,8 @@ ABLATION_COLOURS: dict[str, Colour] = {
     "operator-1-1-c-2": EXTRA[4],
 }
 # In this order for curves that are no arms and no levels; deep-vanilla's grey is left to reference lines.
-PALETTE: tuple[Colour, ...] = tuple(
-    ARM_COLOURS[arm]
-    for arm in (
-        "vanilla",
-        "loop-2",
-        "operator-1",
-        "untied-2",
-        "deep-vanilla-grow",
-        "loop-grow",
-        "untied-grow",
-    )
-)
+_ORDER = ("vanilla", "loop-2", "operator-1", "untied-2", "deep-vanilla-grow", "loop-grow", "untied-grow")
+PALETTE: tuple[Colour, ...] = tuple(ARM_COLOURS[arm] for arm in _ORDER)
 # From dark to bright, without the palest ends, which are invisible on white: for light and for dark pages,
 # one pair for each family of curves in a figure (as viridis, as inferno, and blues).
 _RAMPS = (
@@ -128,7 +118,8 @@ def arm_styles(names: Sequence[str], chosen: Mapping[str, Colour]) -> dict[str, 
     The paper's arms keep their colours where there is no other arm. Colours near a `chosen` one are not used.
     """
     known = all(arm_key(name) in ARM_COLOURS for name in names)
-    free = (one for one in SET if all(_distance(one.light, own.light) > NEAR for own in chosen.values()))
+    taken = [_rgb(own.light) for own in chosen.values()]
+    free = (one for one in SET if all(math.dist(_rgb(one.light), own) > NEAR for own in taken))
     found: dict[str, tuple[Colour, ArmMarker]] = {}
     for i, name in enumerate(names):
         colour = chosen.get(name) or (arm_colour(name) if known else next(free, None) or arm_colour(name))
@@ -143,10 +134,6 @@ def own_arm_styles(names: Iterable[str]) -> ArmStyles:
     colours = arm_styles([key for key in keys if key not in paper], paper)
     others = ARM_MARKERS[1:] if paper else ARM_MARKERS
     return {key: (colour, others[i % len(others)]) for i, (key, (colour, _)) in enumerate(colours.items())}
-
-
-def _distance(one: str, other: str) -> float:
-    return math.dist(_rgb(one), _rgb(other))
 
 
 def own_colour(text: str) -> Colour:

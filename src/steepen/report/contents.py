@@ -51,14 +51,12 @@ class StudyContent:
             *source_panels(records),
             *curve_panels(records, study.runs_directory, titles),
         ]
-        panels = [
-            styled_panel(panel_with_titles(panel, titles), styles) for panel in (*answer.panels, *added)
-        ]
-        groups = grouped(panels, lambda panel: panel.group or id(panel))
+        panels = [styled_panel(panel_with_titles(one, titles), styles) for one in (*answer.panels, *added)]
+        groups = grouped(panels, lambda panel: panel.group or id(panel)).values()
         name = f"s{index + 1}"
         figures = [
-            FigureContent(f"{name}-f{i + 1}", members[0].group or members[0].title, tuple(members))
-            for i, members in enumerate(groups.values())
+            FigureContent(f"{name}-f{i}", members[0].group or members[0].title, tuple(members))
+            for i, members in enumerate(groups, start=1)
         ]
         rows, judged = tuple(summary_rows(answer, records, titles)), answer.primary_verdicts
         summary = [summary_table(rows, judged[0].verdict.unit)] if rows else []
@@ -85,9 +83,8 @@ def figure_csv(panels: Sequence[Panel], titles: dict[str, str]) -> str:
     """Everything that a figure shows, one row per point, numbers to their last digit."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        ("panel", "curve", "kind", "what", "x_label", "y_label", "x", "y", "low", "high", "run", "text")
-    )
+    head = ("panel", "curve", "kind", "what", "x_label", "y_label", "x", "y", "low", "high", "run", "text")
+    writer.writerow(head)
     for panel in panels:
         for curve in curves_of(panel, titles):
             for series in curve.series:

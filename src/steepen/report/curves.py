@@ -95,25 +95,22 @@ def _colours(buckets: dict[Key, list[Series]]) -> dict[Key, Colour]:
     """Colours by arm, by place in a family, or in the order of the palette."""
     levels: dict[str, list[float]] = {}
     variants: dict[str, list[str]] = {}  # the ladders of each arm
-    for arm, variant, family, level, _ in buckets:
+    arms: dict[str, Colour] = {}
+    for (arm, variant, family, level, _), bucket in buckets.items():
+        if arm is not None:
+            chosen = bucket[0].colour
+            arms[arm] = Colour(*chosen) if chosen else arms.get(arm) or arm_colour(arm)
         if level is not None:
             levels[family] = sorted({*levels.get(family, []), level})
         elif arm is not None and variant not in variants.setdefault(arm, []):
             variants[arm].append(variant)
-    arms = {key[0]: arm_colour(key[0]) for key in buckets if key[0] is not None}
-    for key, bucket in buckets.items():
-        if key[0] is not None and bucket[0].colour is not None:
-            arms[key[0]] = Colour(*bucket[0].colour)
     # Colours that no arm of the figure has, for curves that are no arms and third ladders of an arm.
     taken = {arms[arm] for arm in variants}
     free = iter(colour for colour in (EXTRA if variants else PALETTE) if colour not in taken)
     by_variant: dict[tuple[str, str], Colour] = {}
     for arm, own in variants.items():
-        by_variant[arm, own[0]] = arms[arm]
-        if len(own) == 2:
-            by_variant[arm, own[1]] = level_colour(0.45, arms[arm])
-        for variant in own[1:] if len(own) > 2 else ():
-            by_variant[arm, variant] = next(free, NEUTRAL)
+        second = [level_colour(0.45, arms[arm])] if len(own) == 2 else [next(free, NEUTRAL) for _ in own[1:]]
+        by_variant |= {(arm, one): colour for one, colour in zip(own, (arms[arm], *second), strict=True)}
     found: dict[Key, Colour] = {}
     latest: Colour | None = None
     for key, bucket in buckets.items():
@@ -233,8 +230,10 @@ def _kind_of_marker(series: Series) -> Any:
     return "circle" if series.colour and series.marker != "star" else series.marker
 
 
-def main_series(series: Sequence[Series]) -> list[Series]:
-    """The line and the points that stand for a curve in a legend: solid and filled ones first."""
-    lines = sorted((s for s in series if s.kind == "line"), key=lambda s: s.style != "solid")
-    dots = sorted((s for s in series if s.kind == "points"), key=lambda s: (s.marker == "star", not s.filled))
-    return [*lines[:1], *dots[:1]] or list(series[:1])
+def main_series(series: Sequence[Series]) -> tuple[Series | None, Series | None]:
+    """The line and the points that stand for a curve in a legend: solid and filled ones before others."""
+    lines, dots = ([one for one in series if one.kind == kind] for kind in ("line", "points"))
+    return (
+        min(lines, key=lambda one: one.style != "solid", default=None),
+        min(dots, key=lambda one: (one.marker == "star", not one.filled), default=None),
+    )

@@ -138,15 +138,9 @@ def _covered(axes: Axes, panel: Panel) -> np.ndarray:
 FONT = 7.5  # points
 GRID, AXIS = "#e6e6e6", "#333333"
 MARKERS = {  # matplotlib's, with its size in points
-    "circle": ("o", 3.2),
-    "square": ("s", 3.4),
-    "star": ("*", 6.4),
-    "diamond": ("D", 3.2),
-    "triangle": ("^", 3.8),
-    "wedge": ("v", 3.8),
-    "cross": ("X", 4.0),
-    "block": ("s", 8.0),
-}
+    "circle": ("o", 3.2), "square": ("s", 3.4), "star": ("*", 6.4), "diamond": ("D", 3.2),
+    "triangle": ("^", 3.8), "wedge": ("v", 3.8), "cross": ("X", 4.0), "block": ("s", 8.0),
+}  # fmt: skip
 DASHES: dict[str, Any] = {"solid": "-", "dashed": (0, (4, 2)), "dotted": (0, (1, 1.6))}
 
 
@@ -210,9 +204,8 @@ def set_ticks(axis: Any, described: Axis, limits: Limits, inches: float, *, whol
     axis.set_tick_params(pad=2)
     power_of_ten = ticker.FuncFormatter(_power_of_ten)
     if described.names:
-        crowded = (
-            axis.axis_name == "x" and max(map(len, described.names)) * len(described.names) > 16 * inches
-        )
+        letters = max(map(len, described.names)) * len(described.names)
+        crowded = axis.axis_name == "x" and letters > 16 * inches
         turned = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
         axis.set_ticks(range(len(described.names)), described.names, parse_math=False, **turned)
         axis.set_tick_params(length=0)
@@ -241,14 +234,11 @@ def _draw_series(
 ) -> int:
     """Draw one series; returns how many of its points the axes cannot show."""
     if series.kind == "band":
-        rows = [
-            (a, *(_inside(edge, panel.y, axes) for edge in pair))
-            for a, *pair in zip(series.x, series.y, series.y_high, strict=True)
-            if can_show(a, panel.x)
-        ]
-        if rows:
-            x, low, high = (list(column) for column in zip(*rows, strict=True))
-            outline = np.array([*zip(x, low, strict=True), *reversed([*zip(x, high, strict=True)])])
+        inside = [i for i, x in enumerate(series.x) if can_show(x, panel.x)]
+        edges = series.y, series.y_high
+        low, high = ([(series.x[i], _inside(edge[i], panel.y, axes)) for i in inside] for edge in edges)
+        if low:
+            outline = np.array([*low, *reversed(high)])
             axes.fill(*outline.T, color=colour, alpha=0.15, linewidth=0, zorder=1.5, gid=gid)
         return 0
     shown = shown_points(series, panel)
@@ -307,24 +297,18 @@ def _draw_bars(
 def _inside(value: float, axis: Axis, axes: Axes) -> float:
     """An edge of a band that the scale can draw: cut a little outside the axes."""
     low, high = sorted(axes.get_ylim())
-    if axis.scale == "log":
-        low, high = low / 2, high * 2
-    else:
-        low, high = low - (high - low), high + (high - low)
+    low, high = (low / 2, high * 2) if axis.scale == "log" else (low - (high - low), high + (high - low))
     return low if math.isnan(value) else min(max(value, low), high)
 
 
 def marker_style(series: Series, colour: str) -> dict[str, Any]:
     """How a series' points are drawn; hollow where they are not filled."""
     marker, size = MARKERS[series.marker]
+    face, edge, width = (colour, "#ffffff", 0.3) if series.filled else ("#ffffff", colour, 0.8)
     return {
-        "linestyle": "none",
-        "marker": marker,
-        "markersize": size,
-        "markerfacecolor": colour if series.filled else "#ffffff",
-        "markeredgecolor": "#ffffff" if series.filled else colour,
-        "markeredgewidth": 0.3 if series.filled else 0.8,
-    }
+        "linestyle": "none", "marker": marker, "markersize": size, "markerfacecolor": face,
+        "markeredgecolor": edge, "markeredgewidth": width,
+    }  # fmt: skip
 
 
 def are_whole(values: Sequence[float]) -> bool:

@@ -54,9 +54,7 @@ def _handle(series: Sequence[Series], colour: str) -> Any:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    main = main_series(series)
-    line = next((s for s in main if s.kind == "line"), None)
-    point = next((s for s in main if s.kind == "points"), None)
+    line, point = main_series(series)
     if line is None and point is None:
         bars = series[0].kind == "bars"
         face = colour if series[0].filled else "#ffffff"
@@ -123,20 +121,15 @@ def plot_panel(axes: Axes, panel: Panel, titles: dict[str, str]) -> None:
 
 
 def draw_figure(
-    panels: Sequence[Panel],
-    titles: dict[str, str],
-    *,
-    size: tuple[float, float] | None = None,
+    panels: Sequence[Panel], titles: dict[str, str], *, size: tuple[float, float] | None = None
 ) -> tuple[Figure, list[DrawnPanel]]:
     """The panels in a grid, the names of all curves under it. Call it inside `figure_style()`."""
     panels = [panel_with_titles(panel, titles) for panel in panels]
     columns = grid_columns(panels)
-    rows = math.ceil(len(panels) / columns)
     width = _width(panels, columns) if size is None else size[0] / columns
-    heights = [
-        max(_height(panel, width) for panel in panels[row * columns : (row + 1) * columns])
-        for row in range(rows)
-    ]
+    # Bars beside their names need room for each.
+    names = [max(len(one.y.names) for one in panels[i : i + columns]) for i in range(0, len(panels), columns)]
+    heights = [max(0.72 * min(width, 3.5), 0.55 + 0.15 * count) for count in names]
     curves = figure_curves(panels, titles)
     handles, labels = legend_handles(curves)
     per_row = legend_columns(labels, columns * width)
@@ -144,24 +137,15 @@ def draw_figure(
     if size is not None:
         scale = max(size[1] - legend_height, 0.5) / sum(heights)
         heights = [scale * height for height in heights]
-    figure = new_figure(columns * width, sum(heights) + legend_height)
-    layout = figure.get_layout_engine()
-    assert layout is not None
-    layout.set(w_pad=0.06, h_pad=0.05, wspace=0.03)  # pyright: ignore[reportCallIssue]
-    grid = figure.add_gridspec(rows, columns, height_ratios=heights)
-    drawn = [
-        draw_panel(
-            figure.add_subplot(grid[i // columns, i % columns]),
-            panel,
-            curves,
-            limits,
-            inches=(width, heights[i // columns]),
-        )
-        for i, (panel, limits) in enumerate(zip(panels, figure_limits(panels), strict=True))
-    ]
-    for one in drawn:
-        title = wrapped(one.panel.title, 0.92 * width)
-        one.axes.set_title(title, loc="left", weight="bold", parse_math=False)
+    figure = new_figure(columns * width, sum(heights) + legend_height, w_pad=0.06, h_pad=0.05, wspace=0.03)
+    grid = figure.add_gridspec(len(heights), columns, height_ratios=heights)
+    drawn: list[DrawnPanel] = []
+    for i, (panel, limits) in enumerate(zip(panels, figure_limits(panels), strict=True)):
+        row, column = divmod(i, columns)
+        axes = figure.add_subplot(grid[row, column])
+        drawn.append(draw_panel(axes, panel, curves, limits, inches=(width, heights[row])))
+        title = wrapped(panel.title, 0.92 * width)
+        axes.set_title(title, loc="left", weight="bold", parse_math=False)
     if labels:
         box = figure.legend(
             handles, labels, loc="outside lower left", ncols=per_row, labelspacing=0.35, **SPACING
@@ -213,8 +197,3 @@ def _width(panels: Sequence[Panel], columns: int) -> float:
     if any(panel.y.names for panel in panels):
         return max(width, 4.8 / math.sqrt(columns))
     return width
-
-
-def _height(panel: Panel, width: float) -> float:
-    """Inches of a panel; bars beside their names need room for each."""
-    return max(0.72 * min(width, 3.5), 0.55 + 0.15 * len(panel.y.names))

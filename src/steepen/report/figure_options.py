@@ -42,7 +42,7 @@ class FigureOptions:
     def titles(self) -> dict[str, str]:
         """The labels, by the names of arms as they are and as they are compared."""
         labels = self.labels or {}
-        return {**labels, **{arm_key(name): label for name, label in labels.items()}}
+        return labels | {arm_key(name): label for name, label in labels.items()}
 
     def apply(self, panels: Sequence[Panel]) -> list[Panel]:
         """The chosen panels; every arm has one colour and one marker in all of them."""

@@ -66,11 +66,12 @@ def figure_style(changes: dict[str, Any] | None = None) -> Generator[None]:
         yield
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of a size in inches, without pyplot's global state."""
+def new_figure(width: float, height: float, **pads: Any) -> Figure:
+    """An empty figure of a size in inches, without pyplot's global state; `pads` are of its layout."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    return Figure(figsize=(width, height), layout="constrained")
+    return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(**pads))
 
 
 def figure_bytes(figure: Figure, kind: Format) -> bytes:

@@ -32,8 +32,7 @@ def compute_panels(analysis: LadderAnalysis, ladders: dict[str, Ladder]) -> list
 def loss_panel(analysis: LadderAnalysis, ladders: dict[str, Ladder]) -> Panel:
     """Loss against compute with the fitted laws, continued to held-out runs."""
     series: list[Series] = []
-    for name in analysis.primary_fit.arms:
-        law = analysis.primary_fit.arms[name]
+    for name, law in analysis.primary_fit.arms.items():
         ladder, arm = ladders[name], {"arm": name}
         inside = np.geomspace(ladder.flops[0], ladder.flops[-1], 60)
         detail = f"γ = {law.gamma.value:.4f}"
@@ -49,12 +48,8 @@ def loss_panel(analysis: LadderAnalysis, ladders: dict[str, Ladder]) -> Panel:
         if gone:
             marked: dict[str, Any] = {"role": "held_out", "note": "left out", "marker": "cross", **arm}
             series.append(points(name, [one.flops for one in gone], [one.loss for one in gone], **marked))
-    return Panel(
-        "Loss and fitted laws",
-        Axis(cost_axis(analysis.request.unit).label, "log"),
-        Axis("loss", "log"),
-        tuple(series),
-    )
+    cost = Axis(cost_axis(analysis.request.unit).label, "log")
+    return Panel("Loss and fitted laws", cost, Axis("loss", "log"), tuple(series))
 
 
 CONTOURS = 8
@@ -62,19 +57,13 @@ CONTOURS = 8
 
 def chinchilla_panels(arms: Mapping[str, ArmChinchilla]) -> list[Panel]:
     """Residuals of all arms against compute, and for each arm its law over the runs."""
-    residuals = [
-        points(
-            arm or "runs", one.runs.flops, one.runs.loss - one.fit.predict(one.size, one.runs.tokens), arm=arm
-        )
-        for arm, one in arms.items()
-    ]
+    residuals: list[Series] = []
+    for arm, one in arms.items():
+        left = one.runs.loss - one.fit.predict(one.size, one.runs.tokens)
+        residuals.append(points(arm or "runs", one.runs.flops, left, arm=arm))
     sd = max(one.fit.residual_sd for one in arms.values())
-    compute = Axis("training compute (FLOPs)", "log")
-    found = [
-        Panel(
-            f"Residuals, SD {sd:.2g}", compute, Axis("loss − law"), tuple(residuals), lines=(("y", 0.0, ""),)
-        )
-    ]
+    axes = Axis("training compute (FLOPs)", "log"), Axis("loss − law")
+    found = [Panel(f"Residuals, SD {sd:.2g}", *axes, tuple(residuals), (("y", 0.0, ""),))]
     losses = np.concatenate([one.runs.loss for one in arms.values()])
     levels = np.unique(np.quantile(losses, np.linspace(0.03, 0.97, CONTOURS)))
     for arm, one in arms.items():
@@ -151,15 +140,10 @@ def isoflop_panels(arms: Mapping[str, ArmSweeps], x_name: str) -> list[Panel]:
         if fit.law:
             budgets = [vertex.budget for vertex in fit.vertices]
             grid = np.geomspace(min(budgets), max(budgets), 50)
-            detail = f"exponent {fit.law.exponent:.3f}"
-            law = [fit.law.predict(float(c)) for c in grid]
+            law, detail = map(fit.law.predict, grid.tolist()), f"exponent {fit.law.exponent:.3f}"
             optima.append(line(arm or "optima", grid, law, role="fit", detail=detail, arm=arm))
-        head = f"{arm}: " if arm else ""
-        panels.append(
-            Panel(
-                f"{head}sweeps at fixed compute", Axis(x_name, "log"), Axis("loss"), tuple(sweeps), columns=2
-            )
-        )
+        title = f"{arm}: sweeps at fixed compute" if arm else "sweeps at fixed compute"
+        panels.append(Panel(title, Axis(x_name, "log"), Axis("loss"), tuple(sweeps), columns=2))
     panels.append(Panel("Optima", compute, Axis(f"best {x_name}", "log"), tuple(optima), columns=2))
     if losses:
         panels.append(Panel("Loss at the optimum", compute, Axis("loss", "log"), tuple(losses), columns=2))

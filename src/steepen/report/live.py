@@ -19,7 +19,7 @@ from steepen.runs.store import RunDirectory, read_metrics
 from steepen.studies.answer import Answer, Axis, Panel, Series, StudyVerdict, Table
 from steepen.studies.driver.journal import Journal
 from steepen.studies.driver.study_status import StudyStatus, done_fraction
-from steepen.studies.plotting import line, points
+from steepen.studies.plotting import family_curve, line, points
 from steepen.tables.table import table_from
 from steepen.utils.files import ReadOnce
 from steepen.utils.formatting import format_duration
@@ -34,9 +34,7 @@ MIN_RUNGS = 4  # of the reference and an arm, from which a verdict is tried
 class LiveStudy:
     """Draws a study again and again; the verdict is fitted again only when more runs have finished."""
 
-    _fitted: dict[str, tuple[tuple[str, ...], LadderAnalysis | str]] = field(
-        default_factory=dict[str, tuple[tuple[str, ...], LadderAnalysis | str]]
-    )
+    _fitted: dict[str, tuple[tuple[str, ...], LadderAnalysis | str]] = field(default_factory=dict)
     _records: ReadOnce[RunRecord | None] = field(default_factory=lambda: ReadOnce(_record))
 
     def load(self, study: Journal, status: StudyStatus) -> LoadedStudy:
@@ -65,7 +63,8 @@ class LiveStudy:
             ),
             runs=tuple(record.run for record in records),
         )
-        return LoadedStudy(status.name, answer, status.options, tuple(records), _failures(status.runs))
+        failures = tuple((row.run, row.cause) for row in status.runs if row.status == "failed")
+        return LoadedStudy(status.name, answer, status.options, tuple(records), failures)
 
     def _verdicts(
         self, study: Journal, records: Sequence[RunRecord]
@@ -92,11 +91,8 @@ class LiveStudy:
             return (), None, f"No verdict yet: {found}"
         verdicts = tuple(StudyVerdict(verdict, arm) for arm, verdict in found.verdicts.items())
         asked = len(study.entry.runs)
-        return (
-            verdicts,
-            found,
-            f"Verdict so far, from {len(key)} of {asked} runs: it may change with the others.",
-        )
+        note = f"Verdict so far, from {len(key)} of {asked} runs: it may change with the others."
+        return verdicts, found, note
 
 
 def _fit(records: Sequence[RunRecord], arms: Sequence[str], reference: str) -> LadderAnalysis | str:
@@ -116,11 +112,9 @@ def _fit(records: Sequence[RunRecord], arms: Sequence[str], reference: str) -> L
 def progress_sentence(status: StudyStatus) -> str:
     """How far the study is: fraction of its FLOPs, runs by status, and the time left."""
     counts = ", ".join(f"{count} {name}" for name, count in status.counts.items() if count)
-    left = (
-        f"; about {format_duration(status.seconds_left)} left"
-        if status.flops_left and status.seconds_left is not None
-        else ""
-    )
+    left = ""
+    if status.flops_left and status.seconds_left is not None:
+        left = f"; about {format_duration(status.seconds_left)} left"
     percent = math.floor(100 * done_fraction(status))
     return f"{percent}% of the FLOPs of the {len(status.runs)} requested runs are done ({counts}){left}."
 
@@ -130,10 +124,6 @@ def _record(file: Path) -> RunRecord | None:
         return RunDirectory(file.parent).record()
     except SteepenError:  # damaged: the table of runs says so
         return None
-
-
-def _failures(rows: Sequence[RunRow]) -> tuple[tuple[str, str], ...]:
-    return tuple((row.run, row.cause) for row in rows if row.status == "failed")
 
 
 def _curves(status: StudyStatus, directory: str) -> Panel | None:
@@ -148,20 +138,12 @@ def _curves(status: StudyStatus, directory: str) -> Panel | None:
         tokens, losses = thin_curve(logged, CURVE_POINTS)
         if len(tokens) > 1:
             label = f"{row.arm} d{row.depth}" + (f" seed {row.seed}" if row.seed else "")
-            level = float(row.depth)
-            series.append(
-                line(label, tokens, losses, arm=row.arm, variant=label, level=level, family="depth")
-            )
-    if not series:
-        return None
+            _, curve = family_curve("depth", row.depth)
+            series.append(line(label, tokens, losses, arm=row.arm, variant=label, **curve))
     left_out = f" {len(rows) - len(shown)} runs are left out." if len(rows) > len(shown) else ""
-    return Panel(
-        "Training loss",
-        Axis("tokens", "log"),
-        Axis("training loss (nats per token)"),
-        tuple(series),
-        caption=f"Means over equal ratios of tokens; running runs end where they are now.{left_out}",
-    )
+    caption = f"Means over equal ratios of tokens; running runs end where they are now.{left_out}"
+    axes = Axis("tokens", "log"), Axis("training loss (nats per token)")
+    return Panel("Training loss", *axes, tuple(series), caption=caption) if series else None
 
 
 def _loss_panel(records: Sequence[RunRecord], law: LadderAnalysis | None) -> Panel | None:
@@ -170,25 +152,15 @@ def _loss_panel(records: Sequence[RunRecord], law: LadderAnalysis | None) -> Pan
 
     series: list[Series] = []
     for arm, own in grouped(records, lambda record: record.arm).items():
-        series.append(
-            points(
-                arm, [one.flops for one in own], [one.validation_loss for one in own],
-                [one.run for one in own], arm=arm,
-            )
-        )  # fmt: skip
+        x, y = [one.flops for one in own], [one.validation_loss for one in own]
+        series.append(points(arm, x, y, [one.run for one in own], arm=arm))
         fitted = law.primary_fit.arms.get(arm) if law is not None else None
         if fitted is not None:
-            x = np.geomspace(min(one.flops for one in own), max(one.flops for one in own), 50)
-            series.append(line(arm, x, fitted.predict(x), arm=arm, role="fit"))
-    if not series:
-        return None
-    return Panel(
-        "Loss against compute",
-        Axis("training compute (FLOPs)", "log"),
-        Axis("validation loss (nats per token)", "log"),
-        tuple(series),
-        caption="Finished runs." + ("" if law is None else " Lines are the laws fitted so far."),
-    )
+            grid = np.geomspace(min(x), max(x), 50)
+            series.append(line(arm, grid, fitted.predict(grid), arm=arm, role="fit"))
+    caption = "Finished runs." + ("" if law is None else " Lines are the laws fitted so far.")
+    axes = Axis("training compute (FLOPs)", "log"), Axis("validation loss (nats per token)", "log")
+    return Panel("Loss against compute", *axes, tuple(series), caption=caption) if series else None
 
 
 def _run_table(rows: Sequence[RunRow]) -> Table:
@@ -199,19 +171,12 @@ def _run_table(rows: Sequence[RunRow]) -> Table:
     columns = ("status", "done", "arm", "depth", *(("seed",) if seeds else ()), "FLOPs", "loss", "tokens/s")
     cells = tuple(
         (
-            row.status,
-            _done(row),
-            row.arm,
-            row.depth,
-            *((row.seed,) if seeds else ()),
-            row.flops,
-            row.loss,
-            None if row.tokens_per_second is None else round(row.tokens_per_second),
-            row.run,
+            row.status, _done(row), row.arm, row.depth, *((row.seed,) if seeds else ()), row.flops, row.loss,
+            None if row.tokens_per_second is None else round(row.tokens_per_second), row.run,
         )
         for row in ordered
-    )
-    return Table(title="Runs", columns=(*columns, "run"), rows=cells, per_run=True, arm_column=2)
+    )  # fmt: skip
+    return Table("Runs", (*columns, "run"), cells, per_run=True, arm_column=2)
 
 
 def _done(row: RunRow) -> str | None:

@@ -31,9 +31,7 @@ class LoadedStudy:
     records: tuple[RunRecord, ...]
     failures: tuple[tuple[str, str], ...] = ()  # runs that gave no record, each with the reason
     runs_directory: Path | None = None
-    samples: dict[str, list[dict[str, Any]]] = field(  # step, prompt and text, of the runs that have any
-        default_factory=dict[str, list[dict[str, Any]]]
-    )
+    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # step, prompt, text, by run
 
 
 def expand_studies(names: Sequence[str]) -> list[str]:
@@ -97,19 +95,13 @@ def with_registered_forecasts(study: LoadedStudy, file: Path) -> LoadedStudy:
         )
         for one in score_registered(forecasts, measured)
     ]  # fmt: skip
-    table = Table(
-        title="Registered forecasts",
-        columns=(
-            *("arm", "registered", "FLOPs", "forecast", "low", "high", "observed", "error"),
-            *("error (standard errors)", "result"),
-        ),
-        rows=tuple(rows),
-        caption=(
-            f"Forecast before the runs existed, from data with SHA-256 {forecasts[0].data_sha256[:12]}…; "
-            f"intervals have {percent(forecasts[0].confidence)} confidence for one run."
-        ),
-        arm_column=0,
+    columns = ("arm", "registered", "FLOPs", "forecast", "low", "high", "observed", "error",
+               "error (standard errors)", "result")  # fmt: skip
+    caption = (
+        f"Forecast before the runs existed, from data with SHA-256 {forecasts[0].data_sha256[:12]}…; "
+        f"intervals have {percent(forecasts[0].confidence)} confidence for one run."
     )
+    table = Table("Registered forecasts", columns, tuple(rows), caption, arm_column=0)
     return replace(study, answer=replace(study.answer, tables=(table, *study.answer.tables)))
 
 

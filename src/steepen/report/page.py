@@ -14,7 +14,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -35,15 +35,9 @@ from steepen.utils.formatting import format_value, is_number
 Links = Mapping[str, Sequence[tuple[str, str]]]  # (format, path) of the files of a figure or table, by its id
 MAX_DETAILED_RUNS = 250  # with spec and record, 4 kB each
 GLYPHS = {
-    "circle": "●○",
-    "star": "★☆",
-    "square": "■□",
-    "diamond": "◆◇",
-    "triangle": "▲△",
-    "wedge": "▼▽",
-    "cross": "✖✕",
-    "block": "■□",
-}
+    "circle": "●○", "star": "★☆", "square": "■□", "diamond": "◆◇", "triangle": "▲△", "wedge": "▼▽",
+    "cross": "✖✕", "block": "■□",
+}  # fmt: skip
 
 
 def render_page(
@@ -84,17 +78,15 @@ class _Page:
         self.classes: dict[Colour, str] = {}
         self.colour_class(NEUTRAL)
         arms = {record.spec.arm.name for record in self.records.values()}
-        arms |= {s.arm for study in studies for p in study.answer.panels for s in p.series if s.arm}
-        drawn = [s for study in studies for p in study.answer.panels for s in p.series]
+        drawn = [(s.arm, s.colour) for one in studies for p in one.answer.panels for s in p.series if s.arm]
+        arms |= {arm for arm, _ in drawn}
         self.styles = study_arm_styles(studies)
         self.colours = {key: colour for key, (colour, _) in self.styles.items()}
-        self.colours |= {arm_key(s.arm): Colour(*s.colour) for s in drawn if s.arm and s.colour}
+        self.colours |= {arm_key(arm): Colour(*colour) for arm, colour in drawn if colour}
         arms |= {judged.arm for study in studies for judged in study.answer.verdicts}
         self.arms = {arm_key(arm) for arm in arms}
         names = {*arms, *(self.titles[arm] for arm in self.arms if arm in self.titles)}
-        longest_first = "|".join(
-            re.escape(name) for name in sorted(names, key=lambda name: (-len(name), name))
-        )
+        longest_first = "|".join(map(re.escape, sorted(names, key=lambda name: (-len(name), name))))
         self.pattern = re.compile(rf"(?<![\w-])(?:{longest_first})(?![\w-])")
 
     def colour_class(self, colour: Colour) -> str:
@@ -105,10 +97,8 @@ class _Page:
         """The classes' rules; print always uses the light colours."""
         light = "".join(f".{k}{{--c:{c.light};--t:{c.light_text}}}" for c, k in self.classes.items())
         dark = "".join(f".{k}{{--c:{c.dark};--t:{c.dark_text}}}" for c, k in self.classes.items())
-        dark_screen = (
-            f"@media screen and (prefers-color-scheme:dark){{:root{{--paper:{DARK_BACKGROUND}}}{dark}}}"
-        )
-        return f":root{{--paper:{LIGHT_BACKGROUND}}}{light}{dark_screen}"
+        dark = f"@media screen and (prefers-color-scheme:dark){{:root{{--paper:{DARK_BACKGROUND}}}{dark}}}"
+        return f":root{{--paper:{LIGHT_BACKGROUND}}}{light}{dark}"
 
     def shade(self, arm: str) -> str:
         """The class of an arm's colour: that of its figures."""
@@ -197,22 +187,14 @@ class _Page:
         if any(one.cut for _, one in drawn):
             captions.append("Bands that touch the frame continue beyond it.")
         legend = [
-            {
-                "text": curve_label(curve),
-                "shade": self.colour_class(curve.colour),
-                "glyph": _glyph(curve.series),
-                "index": curves.index(curve),
-            }
-            for curve in legend_curves(curves)
-        ]
-        legend += [
-            {
-                "text": entry.text,
-                "shade": self.colour_class(entry.colour),
-                "glyph": _glyph([entry.series]),
-                "index": None,
-            }
-            for entry in legend_entries(curves)
+            {"text": text, "shade": self.colour_class(colour), "glyph": _glyph(series), "index": index}
+            for text, colour, series, index in (
+                *(
+                    (curve_label(one), one.colour, one.series, curves.index(one))
+                    for one in legend_curves(curves)
+                ),
+                *((one.text, one.colour, [one.series], None) for one in legend_entries(curves)),
+            )
         ]
         return {
             "id": figure.id,
@@ -276,10 +258,8 @@ class _Page:
             lines = study.samples[record.run]
             last = lines[-1]["step"]
             texts = [(line["prompt"], line["text"]) for line in lines if line["step"] == last]
-            found.append(
-                {"arm": self.arm(arm), "title": run_title(record), "run": record.run, "step": last,
-                 "texts": texts}
-            )  # fmt: skip
+            title, name = run_title(record), self.arm(arm)
+            found.append({"arm": name, "title": title, "run": record.run, "step": last, "texts": texts})
         return found
 
     def runs(self, studies: Sequence[LoadedStudy]) -> list[dict[str, Any]]:
@@ -308,9 +288,7 @@ class _Page:
 
 def _glyph(series: Sequence[Series]) -> Markup:
     """How a curve looks: the stroke of its line, its marker, or a block for bands and bars."""
-    main = main_series(series)
-    line = next((one for one in main if one.kind == "line"), None)
-    point = next((one for one in main if one.kind == "points"), None)
+    line, point = main_series(series)
     out = Markup()
     if line is not None:
         out += Markup('<span class="stroke {}"></span>').format(line.style)
@@ -338,22 +316,18 @@ def provenance_rows(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
         return []
     specs = [record.spec for record in records]
     hours = sum(record.seconds_training for record in records) / 3600
+    time = f"{format_value(hours, 3)} hours" if hours >= 1 else f"{format_value(60 * hours, 3)} minutes"
     rows = [
         ("runs", format_value(len(records))),
         ("training compute", f"{format_value(sum(r.flops for r in records), 3)} FLOPs in all"),
-        (
-            "training time",
-            f"{format_value(hours, 3)} hours in all"
-            if hours >= 1
-            else f"{format_value(60 * hours, 3)} minutes in all",
-        ),
-        ("depths", _each(sorted({spec.shape.depth for spec in specs}))),
-        ("seeds", _each(sorted({spec.seed for spec in specs}))),
-        ("precision", _each(sorted({spec.precision for spec in specs}))),
-        ("data", _each(sorted({spec.data.identity for spec in specs}))),
-        ("validation set", _each(sorted({record.validation_identity for record in records}))),
-        ("hardware", _each(sorted({_hardware(record) for record in records}))),
-        ("versions", _each(sorted({_versions(record) for record in records}))),
+        ("training time", f"{time} in all"),
+        ("depths", _each(spec.shape.depth for spec in specs)),
+        ("seeds", _each(spec.seed for spec in specs)),
+        ("precision", _each(spec.precision for spec in specs)),
+        ("data", _each(spec.data.identity for spec in specs)),
+        ("validation set", _each(record.validation_identity for record in records)),
+        ("hardware", _each(_pairs(record.hardware, format_value) for record in records)),
+        ("versions", _each(_pairs(record.versions, str) for record in records)),
     ]
     return [(name, value) for name, value in rows if value]
 
@@ -364,13 +338,9 @@ def run_title(record: RunRecord) -> str:
     return f"d{spec.shape.depth}, seed {spec.seed}, {format_value(float(spec.tokens), 3)} tokens"
 
 
-def _each(values: Sequence[object]) -> str:
-    return ", ".join(str(value) for value in values)
+def _each(values: Iterable[Any]) -> str:
+    return ", ".join(map(str, sorted(set(values))))
 
 
-def _hardware(record: RunRecord) -> str:
-    return ", ".join(f"{key} {format_value(value)}" for key, value in record.hardware.items())
-
-
-def _versions(record: RunRecord) -> str:
-    return ", ".join(f"{key} {value}" for key, value in record.versions.items())
+def _pairs(values: Mapping[str, Any], shown: Callable[[Any], str]) -> str:
+    return ", ".join(f"{key} {shown(value)}" for key, value in values.items())

@@ -44,11 +44,8 @@ def page_panels(
             wide, tall = DENSE_INCHES if len(panels) >= MANY_PANELS else INCHES
             wide = WIDE_INCHES if is_wide(panel) else wide
             tall = max(tall, 0.6 + 0.17 * len(panel.y.names))
-            figure = new_figure(wide, tall)
-            layout = figure.get_layout_engine()
-            assert layout is not None
             # A browser's line of text is taller than matplotlib's, also that of the rotated y label.
-            layout.set(w_pad=0.07)  # pyright: ignore[reportCallIssue]
+            figure = new_figure(wide, tall, w_pad=0.07)
             drawn = draw_panel(figure.add_subplot(), panel, curves, limits, inches=(wide, tall))
             drawn.axes.minorticks_off()
             figure.draw_without_rendering()

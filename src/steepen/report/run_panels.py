@@ -15,6 +15,7 @@ from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory, read_metrics
 from steepen.studies.answer import Answer, Axis, Panel, Series, StudyFit, Table
 from steepen.studies.cells import table
+from steepen.studies.plotting import family_curve
 from steepen.utils.rows import grouped
 
 CURVE_POINTS = 61  # means over equal ratios of steps
@@ -26,27 +27,17 @@ def curve_panels(records: Sequence[RunRecord], directory: Path | None, titles: d
     """Loss during training, a panel per arm: of metrics.jsonl, or of the validations in the records."""
     panels: list[Panel] = []
     for name, own in list(grouped(records, lambda record: record.arm).items())[:MAX_ARMS]:
-        chosen = _spread(sorted(own, key=lambda r: (r.spec.seed, -r.flops))[:200])
         series: list[Series] = []
-        for record in chosen:
+        for record in _spread(sorted(own, key=lambda r: (r.spec.seed, -r.flops))[:200]):
             x, y = _curve(record, directory)
             if len(x) > 1:
-                label = f"d{record.spec.shape.depth}"
-                level = float(record.spec.shape.depth)
-                detail = f"run {record.run}"
-                series.append(Series(label, "line", x, y, level=level, family="depth", detail=detail))
+                label, curve = family_curve("depth", record.spec.shape.depth)
+                series.append(Series(label, "line", x, y, detail=f"run {record.run}", **curve))
         if series:
             more = "" if len(series) == len(own) else f" ({len(series)} of {len(own)} runs)"
-            panels.append(
-                Panel(
-                    f"{ladder_title(name, '', titles)}{more}",
-                    Axis("tokens", "log"),
-                    Axis("loss (nats per token)"),
-                    tuple(series),
-                    group="Loss curves of the runs",
-                    share="y",
-                )
-            )
+            title, group = f"{ladder_title(name, '', titles)}{more}", "Loss curves of the runs"
+            axes = Axis("tokens", "log"), Axis("loss (nats per token)")
+            panels.append(Panel(title, *axes, tuple(series), group=group, share="y"))
     return panels
 
 
@@ -57,13 +48,10 @@ def source_panels(records: Sequence[RunRecord]) -> list[Panel]:
     panels: list[Panel] = []
     for source in dict.fromkeys(name for _, losses in measured for name in losses):
         known = [(record, losses[source]) for record, losses in measured if source in losses]
-        series = [
-            Series(
-                arm, "points", tuple(r.flops for r, _ in own), tuple(loss for _, loss in own),
-                arm=arm, runs=tuple(r.run for r, _ in own),
-            )
-            for arm, own in grouped(known, lambda one: one[0].arm).items()
-        ]  # fmt: skip
+        series: list[Series] = []
+        for arm, own in grouped(known, lambda one: one[0].arm).items():
+            x, runs = tuple(r.flops for r, _ in own), tuple(r.run for r, _ in own)
+            series.append(Series(arm, "points", x, tuple(loss for _, loss in own), arm=arm, runs=runs))
         axes = Axis("training compute (FLOPs)", "log"), Axis("validation loss (nats per token)")
         panels.append(Panel(source, *axes, tuple(series), group="Validation loss by source"))
     return panels
@@ -98,11 +86,8 @@ def thin_curve(
     if not rows:
         return (), ()
     span = math.log(max(rows[-1][0] / rows[0][0], 1.0)) or 1.0
-    bins = grouped(rows, lambda row: int((count - 1) * math.log(row[0] / rows[0][0]) / span + 1e-9))
-    return (
-        tuple(fmean(x for x, _ in own) for own in bins.values()),
-        tuple(fmean(y for _, y in own) for own in bins.values()),
-    )
+    bins = grouped(rows, lambda row: int((count - 1) * math.log(row[0] / rows[0][0]) / span + 1e-9)).values()
+    return tuple(fmean(x for x, _ in own) for own in bins), tuple(fmean(y for _, y in own) for own in bins)
 
 
 def residual_panels(answer: Answer, records: Sequence[RunRecord], titles: dict[str, str]) -> list[Panel]:

@@ -27,9 +27,9 @@ def score_panels(scores: Mapping[str, Any], title: str = "") -> list[Panel]:
     """A panel for each kind of score present."""
     name, panels = title or "network", list[Panel]()
     if "kl_depth" in scores:
-        panels.append(kl_depth_panel({name: scores["kl_depth"]}))
+        panels.append(kl_depth_panel(name, scores["kl_depth"]))
     if "test_time_passes" in scores:
-        panels.append(passes_panel({name: scores["test_time_passes"]}))
+        panels.append(passes_panel(name, scores["test_time_passes"]))
     if "core" in scores:
         panels.append(task_panel(scores["core"], title))
     return panels
@@ -48,24 +48,18 @@ def task_panel(core: Mapping[str, Any], title: str = "") -> Panel:
             ]
             if not rows:
                 continue
+            places, labels, own = zip(*rows, strict=True)
             spans = [
                 [(seed["accuracy"] - task["baseline"]) / (1 - task["baseline"]) for seed in task["seeds"]]
                 or [task["centered"]]
-                for _, _, task in rows
+                for task in own
             ]
-            series.append(
-                Series(
-                    name,
-                    "bars",
-                    tuple(float(task["centered"]) for _, _, task in rows),
-                    tuple(float(place) for place, _, _ in rows),
-                    low=tuple(min(span) for span in spans),
-                    high=tuple(max(span) for span in spans),
-                    filled=filled,
-                    note="" if filled else "not in CORE17",
-                    texts=tuple(label for _, label, _ in rows),
-                )
-            )
+            bars = Series(
+                name, "bars", tuple(float(task["centered"]) for task in own), tuple(map(float, places)),
+                low=tuple(map(min, spans)), high=tuple(map(max, spans)), filled=filled,
+                note="" if filled else "not in CORE17", texts=labels,
+            )  # fmt: skip
+            series.append(bars)
     found = core.get("core22")
     score = f"mean {core['mean_centered']:.4f}" if found is None else f"CORE22 {found:.4f}"
     subset = "" if core.get("examples") is None else f", at most {core['examples']:,} examples per task"
@@ -78,48 +72,31 @@ def task_panel(core: Mapping[str, Any], title: str = "") -> Panel:
     )
 
 
-def kl_depth_panel(results: Mapping[str, Mapping[str, Any]]) -> Panel:
+def kl_depth_panel(name: str, depth: Mapping[str, Any]) -> Panel:
     """KL to the final prediction before the first and after every executed block; a star at the depth."""
-    series: list[Series] = []
-    for name, depth in results.items():
-        curve = depth["curve"]
-        # Scores of earlier versions have no value before the first block.
-        first = depth["executed"] + 1 - len(curve)
-        blocks = range(first, first + len(curve))
-        fields = {**_colour(name), "detail": f"{depth['depth']} of {depth['executed']}"}
-        series += [line(name, blocks, curve, **fields), points(name, blocks, curve, **fields)]
-        star = (depth["depth"],), (curve[depth["depth"] - first],)
-        series.append(points(name, *star, marker="star", note="effective depth", **_colour(name)))
-    one = next(iter(results.values()))
-    stages = list(one["stages"])
-    ends = [
-        ("x", stages.index(stage) + 0.5, stage)
-        for stage in dict.fromkeys(stages)
-        if len(results) == 1 and stages.index(stage)
-    ]
-    threshold = float(one["threshold"])
-    return Panel(
-        f"KL effective depth: below {threshold:g} nats from the star on",
-        Axis("executed blocks"),
-        Axis("KL to the final prediction (nats)"),
-        tuple(series),
-        lines=(("y", threshold, ""), *(("x", at, stage) for _, at, stage in ends)),
+    curve, stages, threshold = depth["curve"], list(depth["stages"]), float(depth["threshold"])
+    # Scores of earlier versions have no value before the first block.
+    first = depth["executed"] + 1 - len(curve)
+    blocks, detail = range(first, first + len(curve)), f"{depth['depth']} of {depth['executed']}"
+    star = (depth["depth"],), (curve[depth["depth"] - first],)
+    series = (
+        line(name, blocks, curve, detail=detail, **_colour(name)),
+        points(name, blocks, curve, detail=detail, **_colour(name)),
+        points(name, *star, marker="star", note="effective depth", **_colour(name)),
     )
+    begun = [(stages.index(stage), stage) for stage in dict.fromkeys(stages)]
+    title = f"KL effective depth: below {threshold:g} nats from the star on"
+    axes = Axis("executed blocks"), Axis("KL to the final prediction (nats)")
+    lines: Lines = (("y", threshold, ""), *(("x", at + 0.5, stage) for at, stage in begun if at))
+    return Panel(title, *axes, series, lines)
 
 
-def passes_panel(results: Mapping[str, Mapping[str, Any]]) -> Panel:
-    """L(k) − L(K trained) against k for one or more checkpoints, a star at each trained K."""
-    series: list[Series] = []
-    for name, curve in results.items():
-        passes = PassesAtTestTime(curve["trained"], tuple(curve["passes"]), tuple(curve["differences"]))
-        series += passes_curve(name, passes, **_colour(name))
-    return Panel(
-        "Passes at test time",
-        Axis("core passes k at test time"),
-        Axis("L(k) − L(K trained)  (nats per token)"),
-        tuple(series),
-        lines=(("y", 0.0, ""),),
-    )
+def passes_panel(name: str, curve: Mapping[str, Any]) -> Panel:
+    """L(k) − L(K trained) against k, a star at the trained K."""
+    passes = PassesAtTestTime(curve["trained"], tuple(curve["passes"]), tuple(curve["differences"]))
+    series = tuple(passes_curve(name, passes, **_colour(name)))
+    axes = Axis("core passes k at test time"), Axis("L(k) − L(K trained)  (nats per token)")
+    return Panel("Passes at test time", *axes, series, (("y", 0.0, ""),))
 
 
 def forecast_panel(forecast: Forecast) -> Panel:

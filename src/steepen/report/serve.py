@@ -40,6 +40,11 @@ THREADS = 32  # requests that are answered at a time; others get 503
 READ_SECONDS = 10.0  # the longest that a request may take to arrive, and its answer to be read
 RELOAD_SECONDS = 5
 TEXT = "text/plain; charset=utf-8"
+HEADERS = {
+    "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "frame-ancestors 'none'; form-action 'none'; base-uri 'none'",
+}  # fmt: skip
 _BUSY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -80,17 +85,9 @@ class Handler(BaseHTTPRequestHandler):
                 reply = Reply(HTTPStatus.INTERNAL_SERVER_ERROR, text, TEXT, reload=True)
         body = reply.body.encode("utf-8", "replace")  # half a surrogate pair in a name
         self.send_response(reply.status)
-        self.send_header("Content-Type", reply.kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("X-Frame-Options", "DENY")
-        self.send_header("Referrer-Policy", "no-referrer")
-        self.send_header(
-            "Content-Security-Policy", "frame-ancestors 'none'; form-action 'none'; base-uri 'none'"
-        )
-        if reply.reload:
-            self.send_header("Refresh", str(RELOAD_SECONDS))
+        headers = {"Content-Type": reply.kind, "Content-Length": str(len(body)), **HEADERS}
+        for name, value in (headers | ({"Refresh": str(RELOAD_SECONDS)} if reply.reload else {})).items():
+            self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
@@ -217,11 +214,9 @@ class StudyPages:
         """The page of an address: /, /NAME, /NAME/report or /NAME/status.json."""
         known, unreadable = self.known()
         words = [unquote(word) for word in urlsplit(path).path.split("/") if word]
+        words = words or ([] if self.only is None else [self.only])
         if not words:
-            words = [self.only] if self.only is not None else []
-        if not words:
-            names = (*known, *unreadable)
-            return self._cached("", names, object(), lambda: self._list(known, unreadable))
+            return self._cached("", (*known, *unreadable), object(), lambda: self._list(known, unreadable))
         if words[0] in unreadable and len(words) <= 2:
             return Reply(HTTPStatus.CONFLICT, unreadable[words[0]], TEXT, reload=True)
         study = known.get(words[0])
@@ -260,10 +255,9 @@ class StudyPages:
         asked = [RunDirectory(runs / one.run) for one in study.entry.runs]
         results = [(file_version(run.record_file), file_version(run.failure_file)) for run in asked]
         progress = [(file_version(run.metrics_file), file_version(run.samples_file)) for run in asked]
-        journal = (file_version(study.file), study.live_status)
-        return self._cached(
-            f"{study.folder.name}/{what}", (journal, results), progress, lambda: self._page(study, what)
-        )
+        made_of = (file_version(study.file), study.live_status, results)
+        name = f"{study.folder.name}/{what}"
+        return self._cached(name, made_of, progress, lambda: self._page(study, what))
 
     def _page(self, study: Journal, what: str) -> Reply:
         if what == "status.json":
@@ -272,9 +266,8 @@ class StudyPages:
         finished = study.entry.answer is not None and study.live_status == "finished"
         if what == "report" or finished:
             return Reply(HTTPStatus.OK, render_page([load_study(str(study.folder), self.studies, self.runs)]))
-        return Reply(
-            HTTPStatus.OK, render_page([self.live.load(study, study_status(study, self.runs))]), reload=True
-        )
+        now = self.live.load(study, study_status(study, self.runs))
+        return Reply(HTTPStatus.OK, render_page([now]), reload=True)
 
     def _list(self, known: dict[str, Journal], unreadable: dict[str, str]) -> Reply:
         rows: list[str] = []

@@ -45,8 +45,7 @@ def summary_rows(answer: Answer, records: Sequence[RunRecord], titles: dict[str,
     for one in answer.primary_verdicts:
         row = one.row
         numbers = map(
-            json_safe,
-            (row.multiplier, row.multiplier_low, row.multiplier_high, row.p_better, row.p_growth),
+            json_safe, (row.multiplier, row.multiplier_low, row.multiplier_high, row.p_better, row.p_growth)
         )
         title = ladder_title(one.arm, one.variant, titles) + (f", {one.part}" if one.part else "")
         made = SummaryRow(title, row.verdict, *numbers, judged=one, name=one.arm)

@@ -64,8 +64,7 @@ def _plan(studies: Sequence[LoadedStudy]) -> list[_File]:
     A study of a few panels without groups also has a figure of all of them, "…-all".
     """
     titles, styles = arm_titles(studies), study_arm_styles(studies)
-    figure_names: set[str] = set()
-    table_names: set[str] = set()
+    figure_names, table_names = set[str](), set[str]()
     found: list[_File] = []
     for i, study in enumerate(studies):
         content = StudyContent.of(i, study, titles, styles)
