@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -37,7 +38,7 @@ __all__ = [
 ]
 T = TypeVar("T")
 
-# JSON cannot represent these; they are written as strings inside verdicts and fits.
+# JSON cannot represent these; they are strings inside verdicts and fits.
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -106,14 +107,15 @@ class Answer:
     def to_dict(self) -> dict[str, Any]:
         """JSON values. NaN and infinities in verdicts and fits are "NaN", "Infinity" and "-Infinity"."""
         value = to_builtins(self)
-        return value | {name: _mapped(value[name], _encoded) for name in ("verdicts", "fits")}
+        # JSON has no word for what is not finite; `json.dumps` writes such numbers as in NON_FINITE.
+        return value | {k: json.loads(json.dumps(value[k]), parse_constant=str) for k in ("verdicts", "fits")}
 
     @staticmethod
     def from_dict(value: Any) -> Answer:
         """Inverse of `to_dict`; raises UsageError naming a wrong field."""
         if isinstance(value, dict):
             given = {str(key): item for key, item in value.items()}
-            value = given | {k: _mapped(given[k], _decoded) for k in ("verdicts", "fits") if k in given}
+            value = given | {k: _decoded(given[k]) for k in ("verdicts", "fits") if k in given}
         return from_builtins(Answer, value, "answer")
 
 
@@ -157,17 +159,9 @@ class Draft:
         return Answer(study, question, section, values=json_safe(self.values), **lists)
 
 
-def _mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
-    if isinstance(value, dict):
-        return {key: _mapped(item, leaf) for key, item in value.items()}
-    return [_mapped(item, leaf) for item in value] if isinstance(value, list) else leaf(value)
-
-
-def _encoded(value: Any) -> Any:
-    if not isinstance(value, float) or math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
 def _decoded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _decoded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return list(map(_decoded, value))
     return NON_FINITE.get(value, value) if isinstance(value, str) else value

@@ -26,14 +26,8 @@ def points(
     xs, ys = list(x), list(y)
     names = list(runs) or [""] * len(xs)
     rows = sorted(row for row in zip(xs, ys, names, strict=True) if math.isfinite(row[1]))
-    return Series(
-        label=label,
-        kind="points",
-        x=tuple(float(row[0]) for row in rows),
-        y=tuple(float(row[1]) for row in rows),
-        runs=tuple(row[2] for row in rows) if any(names) else (),
-        **fields,
-    )
+    x, y = (tuple(float(row[i]) for row in rows) for i in (0, 1))
+    return Series(label, "points", x, y, runs=tuple(row[2] for row in rows) if any(names) else (), **fields)
 
 
 def line(label: str, x: Iterable[float], y: Iterable[float], **fields: Any) -> Series:
@@ -60,11 +54,9 @@ def family_curve(name: str, value: float) -> tuple[str, dict[str, Any]]:
     Budgets and tokens per parameter are rounded as their labels are, so that equal labels are one curve.
     """
     label = {
-        "depth": f"d{value:g}",
-        "passes": f"K = {value:g}",
-        "budget": f"{format_flops(value)} FLOPs",
+        "depth": f"d{value:g}", "passes": f"K = {value:g}", "budget": f"{format_flops(value)} FLOPs",
         "tpp": f"TPP {value:.3g}",
-    }[name]
+    }[name]  # fmt: skip
     level = float(value) if name in ("depth", "passes") else float(f"{value:.3g}")
     return label, {"level": level, "family": FAMILIES[name]}
 

@@ -230,7 +230,7 @@ class Grids:
         return from_builtins(kind, self.others.get(name, {}), f"grids.{name}")
 
 
-PRESETS_DIRECTORY = Path(__file__).parent / "presets"
+PRESETS, PRESETS_DIRECTORY = ("tiny", "mini", "paper"), Path(__file__).parent / "presets"
 ALL_ARMS = "all"
 
 
@@ -368,17 +368,12 @@ class Preset(Checked):
         return own[0] if own else self.rungs
 
 
-def preset_names() -> list[str]:
-    """The names of the presets that come with steepen."""
-    return [name for name in ("tiny", "mini", "paper") if (PRESETS_DIRECTORY / f"{name}.yaml").exists()]
-
-
 def load_preset(name: str) -> Preset:
     """A preset by name, or from a custom YAML file; with changed fields: `mini+context=1024`."""
     base, *changes = [name] if Path(name).is_file() else name.split("+")
-    path = PRESETS_DIRECTORY / f"{base}.yaml" if base in preset_names() else Path(base)
+    path = PRESETS_DIRECTORY / f"{base}.yaml" if base in PRESETS else Path(base)
     if not path.is_file():
-        raise UsageError(f"there is no preset {base!r}; use {', '.join(preset_names())}, or a YAML file.")
+        raise UsageError(f"there is no preset {base!r}; use {', '.join(PRESETS)}, or a YAML file.")
     fields: dict[str, Any] = {"name": "+".join([path.stem, *changes])}
     try:
         value: Any = load_yaml(read_text(path))

@@ -9,6 +9,7 @@ no law, which its arbitrary distance would bias.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,13 +78,7 @@ def vertices_by(name: str, optima: Optima) -> dict[Any, Vertex]:
 
 
 def find_optima(
-    cells: Cells,
-    by: tuple[str, ...],
-    x: str,
-    y: str = "loss",
-    *,
-    log: bool = True,
-    nearest: int | None = None,
+    cells: Cells, by: tuple[str, ...], x: str, y: str = "loss", log: bool = True, nearest: int | None = None
 ) -> Optima:
     """The optimum over x of every group of finished runs that a parabola can be put through.
 
@@ -111,23 +106,15 @@ def vertices_of(fit: IsoflopFit, cells: Cells, by: str) -> dict[Any, Vertex]:
 
 def fit_token_sweeps(cells: Cells, x: str) -> IsoflopFit:
     """The optimal x of every budget, of finished runs; those of one trunk are resampled together."""
-    budget, at, loss, trunks = (
-        cells.array("budget"),
-        cells.array(x),
-        cells.array("loss"),
-        cells.column("trunk"),
-    )
-    if len(set(trunks)) == len(trunks):
-        return fit_isoflop(budget, at, loss)
-    return fit_isoflop_runs(budget, at, loss, trunks)
+    columns, trunks = (cells.array("budget"), cells.array(x), cells.array("loss")), cells.column("trunk")
+    return fit_isoflop(*columns) if len(set(trunks)) == len(trunks) else fit_isoflop_runs(*columns, trunks)
 
 
 def fit_drift_over(cells: Cells, size: str) -> Drift | None:
     """The drift with size of a hyperparameter's best `multiple`; None if no size has runs for a parabola."""
-    groups = cells.having("loss").by(size)
     sweeps = [
         HyperparameterSweep(float(level), own.array("multiple"), own.array("loss"))
-        for level, own in groups.items()
+        for level, own in cells.having("loss").by(size).items()
         if len(own) >= MIN_POINTS
     ]
     return fit_drift(sweeps) if sweeps else None
@@ -135,13 +122,15 @@ def fit_drift_over(cells: Cells, size: str) -> Drift | None:
 
 def law_values(law: PowerLawFit | None) -> dict[str, Any]:
     """Exponent, standard error, p-value and detectable exponent of a law; two points have only the first."""
-    tested = law if law is not None and law.degrees_of_freedom > 0 else None
-    return {
-        "exponent": law.exponent if law else None,
-        "error": tested.standard_error if tested else None,
-        "p": tested.p_value if tested else None,
-        "detectable": tested.detectable if tested else None,
-    }
+    if law is None or law.degrees_of_freedom == 0:
+        return {"exponent": law and law.exponent, "error": None, "p": None, "detectable": None}
+    known = {"error": law.standard_error, "p": law.p_value, "detectable": law.detectable}
+    return {"exponent": law.exponent, **known}
+
+
+def interior(vertices: Iterable[Vertex]) -> list[Vertex]:
+    """The optima that lie inside their sweeps."""
+    return [vertex for vertex in vertices if vertex.interior]
 
 
 def mean_with_error(fit: IsoflopFit, digits: int) -> str:
@@ -153,5 +142,5 @@ def mean_with_error(fit: IsoflopFit, digits: int) -> str:
 def error_of_mean(fit: IsoflopFit) -> float | None:
     """Standard error of the mean optimum of several sweeps, from their spread; None for fewer than two."""
     # Not from the parabolas' own errors: those know nothing of what differs from budget to budget.
-    inside = [vertex.x for vertex in fit.vertices if vertex.interior]
-    return float(np.std(inside, ddof=1)) / math.sqrt(len(inside)) if len(inside) > 1 else None
+    x = [vertex.x for vertex in interior(fit.vertices)]
+    return float(np.std(x, ddof=1)) / math.sqrt(len(x)) if len(x) > 1 else None

@@ -44,27 +44,14 @@ def fabricate_record(spec: RunSpec, loss: float) -> RunRecord:
     flops, stored = expected_flops(spec), stored_parameters(spec.arm, spec.shape, spec.schedule.initial)
     active = compute_active_parameters(spec.arm, spec.shape, spec.schedule.final)
     return RunRecord(
-        spec=spec,
-        run=spec.hash,
-        validation_loss=loss,
-        validation_bits_per_byte=None,
-        validation_identity="synthetic",
-        validation_scores=(),
-        train_loss=loss,
-        tokens=spec.tokens,
-        flops=flops,
-        flops_by_term={"total": flops},
+        spec=spec, run=spec.hash, validation_loss=loss, validation_bits_per_byte=None,
+        validation_identity="synthetic", validation_scores=(), train_loss=loss,
+        tokens=spec.tokens, flops=flops, flops_by_term={"total": flops},
         parameters=Parameters(stored, stored, active, active, float(active), 0, stored),
-        seconds_training=flops / FLOPS_PER_SECOND,
-        seconds_total=flops / FLOPS_PER_SECOND + 1,
-        tokens_per_second=spec.tokens * FLOPS_PER_SECOND / flops,
-        mfu=None,
-        peak_memory_bytes=None,
-        hardware={"device": "none", "host": "synthetic"},
-        versions={},
-        git=None,
-        finished="",
-    )
+        seconds_training=flops / FLOPS_PER_SECOND, seconds_total=flops / FLOPS_PER_SECOND + 1,
+        tokens_per_second=spec.tokens * FLOPS_PER_SECOND / flops, mfu=None, peak_memory_bytes=None,
+        hardware={"device": "none", "host": "synthetic"}, versions={}, git=None, finished="",
+    )  # fmt: skip
 
 
 def simulated_record(spec: RunSpec, side: int) -> RunRecord:
@@ -72,14 +59,11 @@ def simulated_record(spec: RunSpec, side: int) -> RunRecord:
 
     `side` is +1 or −1. Runs that a study requests with both are certain; the others depend on results.
     """
-    h = spec.hyperparameters
+    h, power = spec.hyperparameters, 0.3 - 0.2 * side
     offsets = [
         math.log((value + 0.001) / centre) - side * math.log(1.9)
         for value, centre in (
-            (
-                h.learning_rate * initial_parameters(spec) ** (0.3 - 0.2 * side),
-                0.08 * 1e5 ** (0.3 - 0.2 * side),
-            ),
+            (h.learning_rate * initial_parameters(spec) ** power, 0.08 * 1e5**power),
             (tokens_per_parameter(spec), 6.0),
             (h.embedding_lr_multiplier, 0.4),
             (h.head_lr_multiplier, 0.4),

@@ -59,25 +59,15 @@ def verdict_row(verdict: Verdict, arm: str = "") -> VerdictRow:
             arm=arm or verdict.arm, better=verdict.better, growth=verdict.growth, verdict=verdict.word,
             sentence=verdict.sentence,
         )  # fmt: skip
+    (low, high), (gamma_low, gamma_high) = verdict.gain.interval, verdict.delta_gamma_interval
     return VerdictRow(
-        arm=arm or verdict.arm,
-        measure=f"per {verdict.unit.removesuffix('s')}",
-        verdict=verdict.word,
-        better=verdict.better,
-        multiplier=verdict.gain.value,
-        multiplier_low=verdict.gain.interval[0],
-        multiplier_high=verdict.gain.interval[1],
-        p_better=verdict.gain.p_value,
-        growth=verdict.growth,
-        by_what=verdict.by_what,
-        growth_per_decade=verdict.growth_per_decade,
-        p_growth=verdict.slope.p_value,
-        delta_gamma=verdict.delta_gamma,
-        delta_gamma_low=verdict.delta_gamma_interval[0],
-        delta_gamma_high=verdict.delta_gamma_interval[1],
-        top_multiplier=verdict.top.value,
-        sentence=verdict.sentence,
-    )
+        arm=arm or verdict.arm, measure=f"per {verdict.unit.removesuffix('s')}", verdict=verdict.word,
+        better=verdict.better, multiplier=verdict.gain.value, multiplier_low=low, multiplier_high=high,
+        p_better=verdict.gain.p_value, growth=verdict.growth, by_what=verdict.by_what,
+        growth_per_decade=verdict.growth_per_decade, p_growth=verdict.slope.p_value,
+        delta_gamma=verdict.delta_gamma, delta_gamma_low=gamma_low, delta_gamma_high=gamma_high,
+        top_multiplier=verdict.top.value, sentence=verdict.sentence,
+    )  # fmt: skip
 
 
 def law_rows(analysis: LadderAnalysis) -> list[LawRow]:

@@ -103,15 +103,10 @@ def _panels(cells: Cells, edge: Envelope, best: Optima) -> list[Panel]:
     x = np.geomspace(min(cells.column("flops")), max(cells.column("flops")), CURVE_POINTS).tolist()
     frontier = line("frontier", x, [edge.predict(value) for value in x], role="fit", style="dashed")
     loss = (*measured_curves(family(cells, "depth"), "flops", "loss", join=False), frontier)
-    regret = sweep_curves(
-        cells, "fraction", "regret", "depth", vertices_by("depth", best), log=False, note="best"
-    )
+    vertices = vertices_by("depth", best)
+    regret = sweep_curves(cells, "fraction", "regret", "depth", vertices, log=False, note="best")
+    axes = Axis("core blocks / stored blocks"), Axis("loss above the frontier")
     return [
         Panel("Loss against compute", Axis("compute (FLOPs)", "log"), Axis("validation loss"), loss),
-        Panel(
-            "Regret against the core fraction",
-            Axis("core blocks / stored blocks"),
-            Axis("loss above the frontier"),
-            tuple(regret),
-        ),
+        Panel("Regret against the core fraction", *axes, tuple(regret)),
     ]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 from steepen.errors import UsageError
 from steepen.laws.fits.choice import Choice, choose
@@ -19,6 +17,7 @@ from steepen.studies.plotting import joined_curves, points
 from steepen.utils.formatting import format_flops
 
 SECTION = "Appendix A.2.3, Choosing the Growth Target and Transition"
+COLUMNS = {"passes": "target", "kind": "kind", "FLOPs": "budget", "ρ": "rho", "loss": "loss", "run": "run"}
 MAX_CONTROL = 1.5  # compute of a control over the largest budget: dearer ones compare with nothing
 
 
@@ -42,15 +41,7 @@ def growth_target(context: StudyContext, *, arms: Arms = ()) -> Study:
         "target", "budget", "rho", "fixed", "run", "loss", effective_depth="kl_depth"
     )
     draft.panels += _panels(arm.name, cells)
-    columns = {
-        "passes": "target",
-        "kind": "kind",
-        "FLOPs": "budget",
-        "ρ": "rho",
-        "loss": "loss",
-        "run": "run",
-    }
-    draft.tables.append(table("Growth targets", cells, columns=columns))
+    draft.tables.append(table("Growth targets", cells, columns=COLUMNS))
     draft.method += [
         f"Depth {preset.base_depth} on {preset.fixed_tokens:,} tokens under the base recipe; at each budget "
         "the transition is placed so that every target spends it.",
@@ -154,25 +145,22 @@ def _judge(draft: Draft, arm: Arm, grown: Cells, threshold: float) -> None:
         for budget in budgets
         if budget not in finished
     ]
-    values: dict[str, Any] = {"target": None, "ties": [], "behind": {}, "errors": None}
     if not finished:
         draft.findings.append(f"{name}: every run that grows diverged, so there is no best target.")
-    else:
-        losses = {(cell["target"], cell["budget"]): cell.loss for cell in grown.having("loss")}
-        choice = choose(losses, threshold)
-        wins = Counter(min(own, key=lambda cell: cell.loss)["target"] for own in finished.values())
-        count = wins[choice.best]
-        where = "every budget" if count == len(budgets) else f"{count} of {len(budgets)} budgets"
-        tied = " and ".join(map(str, sorted((choice.best, *choice.ties))))
-        said = f"{to}{choice.best}{unit} has the lowest loss at {where}"
-        if not choice.decided:
-            said = f"{to}{tied}{unit} is a tie; {choice.best} is lowest at {where}"
-        draft.findings.append(f"{name}: {said}{_margin(choice)}.")
-        values = {
-            "target": choice.best, "ties": sorted(choice.ties), "behind": dict(sorted(choice.behind.items())),
-            "errors": None if choice.errors is None else dict(sorted(choice.errors.items())),
-        }  # fmt: skip
-    draft.values |= values
+        draft.values |= {"target": None, "ties": [], "behind": {}, "errors": None}
+        return
+    choice = choose({(cell["target"], cell["budget"]): cell.loss for cell in grown.having("loss")}, threshold)
+    count = [min(own, key=lambda cell: cell.loss)["target"] for own in finished.values()].count(choice.best)
+    where = "every budget" if count == len(budgets) else f"{count} of {len(budgets)} budgets"
+    tied = " and ".join(map(str, sorted((choice.best, *choice.ties))))
+    said = f"{to}{choice.best}{unit} has the lowest loss at {where}"
+    if not choice.decided:
+        said = f"{to}{tied}{unit} is a tie; {choice.best} is lowest at {where}"
+    draft.findings.append(f"{name}: {said}{_margin(choice)}.")
+    draft.values |= {
+        "target": choice.best, "ties": sorted(choice.ties), "behind": dict(sorted(choice.behind.items())),
+        "errors": choice.errors and dict(sorted(choice.errors.items())),
+    }  # fmt: skip
 
 
 def _margin(choice: Choice[int]) -> str:
@@ -196,9 +184,8 @@ def _panels(name: str, cells: Cells) -> list[Panel]:
         series = joined_curves(known.where(kind="grown"), "target", y, "budget")
         fixed = known.where(kind="fixed")
         if fixed:
-            control: dict[str, Any] = {"role": "control", "filled": False}
-            x, runs = fixed.column("target"), fixed.column("run")
-            series.append(points("fixed passes", x, fixed.column(y), runs, **control))
+            columns = (fixed.column(name) for name in ("target", y, "run"))
+            series.append(points("fixed passes", *columns, role="control", filled=False))
         if series:
             axes = Axis("passes grown to"), Axis(label)
             panels.append(Panel(f"{name}: {title}", *axes, tuple(series), caption=caption))

@@ -91,12 +91,8 @@ def _at_optimum(context: StudyContext, arm: Arm, one: Optimum) -> Optimum:
     """With the compute-active expansion E_ρ*/E_2, those of ρ = 0 and ρ = 1, and TPP at ρ*."""
     first, grown = relative_costs(arm, arm.shape(one["depth"], context.size_rule), arm.passes)
     expansion = first + one.x * (grown - first)
-    return one.plus(
-        first_expansion=first,
-        full_expansion=grown,
-        expansion=expansion,
-        tpp_at_optimum=one["tpp"] / expansion,
-    )
+    at_optimum = {"expansion": expansion, "tpp_at_optimum": one["tpp"] / expansion}
+    return one.plus(first_expansion=first, full_expansion=grown, **at_optimum)
 
 
 def _sentence(name: str, inside: Optima, law: AffineLaw | None) -> str:
@@ -115,20 +111,13 @@ def _sentence(name: str, inside: Optima, law: AffineLaw | None) -> str:
 
 def _sweep_panels(name: str, cells: Cells, optima: Optima) -> list[Panel]:
     """Loss against ρ, a panel for each depth."""
-    return [
-        Panel(
-            f"d{depth}",
-            Axis("ρ"),
-            Axis("validation loss"),
-            tuple(
-                sweep_curves(
-                    own, "rho", "loss", "tpp", vertices_by("tpp", optima.where(depth=depth)), log=False
-                )
-            ),
-            group=f"{name}: when to grow, at fixed size and compute",
-        )
-        for depth, own in cells.by("depth").items()
-    ]
+    axes, group = (Axis("ρ"), Axis("validation loss")), f"{name}: when to grow, at fixed size and compute"
+    panels: list[Panel] = []
+    for depth, own in cells.by("depth").items():
+        vertices = vertices_by("tpp", optima.where(depth=depth))
+        series = sweep_curves(own, "rho", "loss", "tpp", vertices, log=False)
+        panels.append(Panel(f"d{depth}", *axes, tuple(series), group=group))
+    return panels
 
 
 def _law_panels(name: str, inside: Optima, law: AffineLaw | None) -> list[Panel]:
@@ -145,15 +134,12 @@ def _law_panels(name: str, inside: Optima, law: AffineLaw | None) -> list[Panel]
         if law is not None and first != full:  # a longer context changes the FLOPs of attention only
             # ρ depends on the split of the blocks, which differs between depths: a line for each.
             implied = [law.growth_fraction(value, full, first) for value in grid]
-            drawn["x"].append(
-                line(label, grid, implied, role="fit", note="implied by the affine law", **curve)
-            )
+            note = "implied by the affine law"
+            drawn["x"].append(line(label, grid, implied, role="fit", note=note, **curve))
     if law is not None:
         label = f"affine law, {law.a:.3f}·TPP {law.b:+.3f}"
-        drawn["tpp_at_optimum"].append(
-            line(label, grid, [law.a * value + law.b for value in grid], role="fit")
-        )
-        drawn["expansion"].append(line(label, grid, [law.expansion(value) for value in grid], role="fit"))
+        drawn["tpp_at_optimum"].append(line(label, grid, law.a * grid + law.b, role="fit"))
+        drawn["expansion"].append(line(label, grid, map(law.expansion, grid), role="fit"))
     axis = Axis("tokens per parameter without growth", "log")
     group = f"{name}: the best moment against tokens per parameter"
     titles = ("tokens at the optimum", "expansion", "growth fraction")

@@ -21,16 +21,12 @@ from steepen.studies.design import pass_families as families
 from steepen.studies.driver.journal import Journal, find_study_folder
 from steepen.studies.plotting import line, points, sweep_curves
 from steepen.studies.registry import choose_parts
-from steepen.studies.sweeps import Optima, Optimum, find_optima, fit_drift_over, law_values
+from steepen.studies.sweeps import Optima, Optimum, find_optima, fit_drift_over, interior, law_values
 
 SECTION = "Appendix A.2.2, Choosing the Number of Core Passes"
 FAMILIES = {"tied": "loop", "untied": "untied"}
 # The laws of the optimum against the tokens per parameter of one pass, by their names in the answer.
-QUANTITIES = {
-    "expansion": "expansion at K*",
-    "tpp": "tokens per parameter at K*",
-    "passes": "best passes K*",
-}
+QUANTITIES = {"expansion": "expansion at K*", "tpp": "tokens per parameter at K*", "passes": "best passes K*"}
 VALUES = {"expansion": "expansion", "tpp": "tpp_at_optimum", "passes": "x"}  # their values of an optimum
 
 
@@ -138,11 +134,9 @@ def _report(draft: Draft, family: str, optima: Optima) -> None:
     }  # fmt: skip
     caption = "Bracketed: the lowest measured loss is at neither end of the sweep; others are in no law."
     draft.tables.append(table(f"{family}: best passes at fixed anchor and compute", optima, caption, columns))
+    numbers = ("coefficient", "exponent", "interval")
     draft.values[family] = {
-        "laws": {
-            name: {"coefficient": law.coefficient, "exponent": law.exponent, "interval": law.interval}
-            for name, law in laws.items()
-        },
+        "laws": {name: {one: getattr(law, one) for one in numbers} for name, law in laws.items()},
         "anchors": optima.dicts("depth", "tpp", passes="x", interior="interior"),
     }
 
@@ -177,16 +171,15 @@ def _law_panels(family: str, optima: Optima, laws: dict[str, PowerLawFit]) -> li
     inside, outside = optima.where(bracketed=True), optima.where(bracketed=False)
     x = inside.column("tpp")
     for name, label in QUANTITIES.items():
-        y = VALUES[name]
-        series: list[Series] = []
+        y, series = VALUES[name], list[Series]()
         if inside:
             series.append(points("optima", x, inside.column(y), role="optimum"))
         if outside:
-            hollow: dict[str, Any] = {"role": "censored", "filled": False}
-            series.append(points("censored", outside.column("tpp"), outside.column(y), **hollow))
+            columns = outside.column("tpp"), outside.column(y)
+            series.append(points("censored", *columns, role="censored", filled=False))
         if name in laws:
             ends = [min(x), max(x)]
-            series.append(line("fitted", ends, [laws[name].predict(end) for end in ends], role="fit"))
+            series.append(line("fitted", ends, map(laws[name].predict, ends), role="fit"))
         panels.append(
             Panel(f"{family}: {label}", Axis("tokens per parameter at K = 1", "log"), Axis(label, "log"),
                   tuple(series), group=f"{family}: the best passes against tokens per parameter")
@@ -224,12 +217,11 @@ def _hyperparameters(context: StudyContext) -> Work[Draft]:
         draft.findings.append(
             f"{family}, {own[0].spec.tokens:,} tokens at every K: the best values go from {words}."
         )
+        optima = {
+            name: [[v.budget, v.x, v.interior] for v in drift.vertices] for name, drift in drifts.items()
+        }
         draft.values[family] = {
-            name: {
-                "optima": [[v.budget, v.x, v.interior] for v in drift.vertices],
-                "exponent": laws[name]["exponent"],
-            }
-            for name, drift in drifts.items()
+            name: {"optima": own, "exponent": laws[name]["exponent"]} for name, own in optima.items()
         }
         draft.fits += [StudyFit(drift, name, "passes", family) for name, drift in drifts.items()]
         draft.panels += [
@@ -252,26 +244,22 @@ def _hyperparameters(context: StudyContext) -> Work[Draft]:
 
 def _drift_words(name: str, drift: Drift) -> str:
     """Where one hyperparameter's optimum is at the smallest and the largest K."""
-    inside = [v for v in drift.vertices if v.interior]
-    code = paper_code(name) or name
-    if len(inside) < 2:
+    known, code = interior(drift.vertices), paper_code(name) or name
+    if len(known) < 2:
         return f"{code}: fewer than two optima inside"
-    first, last, p = inside[0], inside[-1], law_values(drift.law)["p"]
+    first, last, p = known[0], known[-1], law_values(drift.law)["p"]
     ends = f"×{first.x:.2f} at K = {first.budget:g} to ×{last.x:.2f} at K = {last.budget:g}"
     return f"{code} {ends}" + ("" if p is None else f", p = {p:.2g}")
 
 
 def _drift_panel(family: str, name: str, cells: Cells, drift: Drift | None) -> Panel:
     vertices = {v.budget: v for v in drift.vertices} if drift else {}
+    axes = Axis(f"{name.replace('_', ' ')} (× base)", "log"), Axis("validation loss", "log")
     return Panel(
-        f"{family}: {paper_code(name) or name}",
-        Axis(f"{name.replace('_', ' ')} (× base)", "log"),
-        Axis("validation loss", "log"),
-        tuple(sweep_curves(cells, "multiple", "loss", "passes", vertices, log=True)),
-        (("x", 1.0, ""),),
-        group="Hyperparameters at other numbers of passes, tokens fixed",
-        columns=5,
-    )
+        f"{family}: {paper_code(name) or name}", *axes,
+        tuple(sweep_curves(cells, "multiple", "loss", "passes", vertices, log=True)), (("x", 1.0, ""),),
+        group="Hyperparameters at other numbers of passes, tokens fixed", columns=5,
+    )  # fmt: skip
 
 
 def laws_of_study(study: str, studies: Path) -> tuple[PassesLaw, ...]:

@@ -44,12 +44,10 @@ class RunsFailed(SteepenError):
 
     def __init__(self, failed: Sequence[Outcome]) -> None:
         self.failed = list(failed)
-        first = failed[0]
+        first, *others = failed
         spec, failure = first.spec, first.failure
         assert failure is not None
-        more = (
-            f" ({len(failed) - 1} more failed; see `steepen runs --status failed`)" if len(failed) > 1 else ""
-        )
+        more = f" ({len(others)} more failed; see `steepen runs --status failed`)" if others else ""
         tried = f" after {first.retries} retries" if first.retries else ""
         super().__init__(
             f"run {spec.hash} ({spec.arm.name} d{spec.shape.depth}) failed{tried}: "

@@ -105,23 +105,23 @@ class Journal:
         folder = studies / name
         entry = JournalEntry(name, given, "", began=_now())
         if (folder / JOURNAL).exists():
-            entry = before = Journal.read(folder).entry
-            changed = [
-                key for key in sorted({*before.options, *given}) if before.options.get(key) != given.get(key)
+            entry = Journal.read(folder).entry
+            before = entry.options
+            was = [
+                f"{key} was {before.get(key)!r}"
+                for key in sorted({*before, *given})
+                if before.get(key) != given.get(key)
             ]
-            if changed:
-                was = ", ".join(f"{key} was {before.options.get(key)!r}" for key in changed)
+            if was:
                 raise UsageError(
-                    f"the study {name} in {studies} was begun with other options ({was}); "
+                    f"the study {name} in {studies} was begun with other options ({', '.join(was)}); "
                     "give this one another name, or remove that folder (its runs stay)."
                 )
-        return Journal(
-            folder,
-            replace(
-                entry, runs_directory=str(runs_directory.absolute()), batches=0, notes=(), status="running",
-                message="", host=socket.gethostname(),
-            ),
+        entry = replace(
+            entry, runs_directory=str(runs_directory.absolute()), batches=0, notes=(), status="running",
+            message="", host=socket.gethostname(),
         )  # fmt: skip
+        return Journal(folder, entry)
 
     @staticmethod
     def read(folder: Path) -> Journal:
@@ -170,16 +170,12 @@ class Journal:
         self._write(status="finished", answer=answer, message="", runs=tuple(self._requested.values()))
 
     @property
-    def is_driven(self) -> bool | None:
-        """Whether some process is driving this study; None if it cannot be told here."""
-        return is_locked(self.folder / LOCK, shared=True)
-
-    @property
     def live_status(self) -> str:
         """running, finished, failed, stopped, killed (running, but no process holds the lock) or unknown."""
         if self.entry.status != "running":
             return self.entry.status
-        return {True: "running", False: "killed", None: "unknown"}[self.is_driven]
+        driven = is_locked(self.folder / LOCK, shared=True)  # None: it cannot be told here
+        return {True: "running", False: "killed", None: "unknown"}[driven]
 
     def runs_directory(self, given: Path | None = None) -> Path:
         """Where the study's runs are: as given, where the journal says, or beside the study if it has moved.

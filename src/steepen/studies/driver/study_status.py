@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -118,17 +118,12 @@ def _shared_fraction(row: RunRow, noted: dict[str, float]) -> float:
     return min(1.0, noted.get(row.run, 0.0))
 
 
-def _seconds_left(rows: Iterable[RunRow], fractions: dict[str, float]) -> float | None:
+def _seconds_left(rows: Sequence[RunRow], fractions: dict[str, float]) -> float | None:
     """Seconds to the end of the requested runs at the median measured speed; failed runs excluded."""
-    rows = list(rows)
-    rates = [
-        row.flops / row.tokens * row.tokens_per_second for row in rows if row.tokens and row.tokens_per_second
-    ]
+    known = [row for row in rows if row.tokens and row.tokens_per_second]
+    rates = sorted(row.flops / row.tokens * (row.tokens_per_second or 0.0) for row in known)
     left = [row for row in rows if row.status not in ("finished", "failed")]
-    if not left:
-        return 0.0
-    if not rates:
-        return None
-    rate = sorted(rates)[len(rates) // 2]
-    running = sum(row.status == "running" for row in rows)
+    if not left or not rates:
+        return None if left else 0.0
+    rate, running = rates[len(rates) // 2], sum(row.status == "running" for row in rows)
     return makespan([row.flops * (1 - fractions[row.run]) / rate for row in left], max(1, running))

@@ -206,27 +206,27 @@ def _forecasts(
     chosen = series if core is None else core.series
     if laws := _laws(chosen, LOSS, reference.label):
         ratios = _law_multipliers(laws, reference.label, scope.held)
-        misses = _misses(draft, LOSS.name, LOSS, scope.held, laws, lambda law, x: law.predict(x))
+        misses = _misses(draft, LOSS, scope.held, {label: law.predict for label, law in laws.items()})
         values["loss_forecast"] = {"held_out": misses, "multipliers": ratios}
         draft.panels.append(_loss_panel(chosen, laws, ratios, reference.label, scope, group))
     if laws := _own_laws(chosen, ANSWER_NLL):
         draft.panels.append(_nll_panel(chosen, laws, scope, group))
-        misses = _misses(draft, ANSWER_NLL.name, ANSWER_NLL, scope.held, laws, lambda law, x: law.predict(x))
-        values["nll_forecast"] = misses
+        predict = {label: law.predict for label, law in laws.items()}
+        values["nll_forecast"] = _misses(draft, ANSWER_NLL, scope.held, predict)
     if core is not None:
         panels = score_forecasts.core_panel(core, scope, group), *score_forecasts.sigmoid_panels(core, suffix)
         draft.panels += panels
         if reference in core.series:
             draft.tables.append(score_forecasts.crossing_table(core, reference.label, suffix))
             draft.findings += _ratio_sentences(core, reference.label)
-        labels, targets = {one.label: one.label for one in core.series}, core.at_targets()
-        misses = _misses(
-            draft, "CORE", CORE22, scope.held, labels, lambda own, x: core.fit.predict(own, x)[0]
-        )
+        targets, fit = core.at_targets(), core.fit
+        predict: dict[str, Callable[[float], Any]] = {
+            one.label: lambda x, name=one.label: fit.predict(name, x)[0] for one in core.series
+        }
         values["core_forecast"] = {
-            "r": core.fit.r,
+            "r": fit.r,
             "crossings": core.crossings,
-            "held_out": misses,
+            "held_out": _misses(draft, replace(CORE22, name="CORE"), scope.held, predict),
             "targets": [{"arm": label, "flops": flops, "core": score} for label, flops, score in targets],
         }
         draft.findings += [
@@ -290,20 +290,19 @@ def _nll_panel(series: Sequence[ScoreSeries], laws: Mapping[str, ArmLaw], scope:
 
 
 def _misses(
-    draft: Draft, name: str, kind: MetricKind, held: Held, fits: Mapping[str, Any],
-    predict: Callable[[Any, float], Any],
-) -> list[dict[str, Any]]:  # fmt: skip
+    draft: Draft, kind: MetricKind, held: Held, predict: Mapping[str, Callable[[float], Any]]
+) -> list[dict[str, Any]]:
     """Held-out runs against the forecast of fits without them."""
     rows: list[dict[str, Any]] = [
         {"arm": label, "run": run.run, "flops": run.flops, "observed": run[kind.field],
-         "forecast": float(predict(fits[label], run.flops))}
+         "forecast": float(predict[label](run.flops))}
         for label, runs in held.items()
         for run in runs
-        if run[kind.field] is not None and label in fits
+        if run[kind.field] is not None and label in predict
     ]  # fmt: skip
     draft.findings += [
-        f"{row['arm']}, held out at {format_flops(row['flops'])} FLOPs: {name} {row['observed']:.4f} against "
-        f"{row['forecast']:.4f} forecast ({row['observed'] - row['forecast']:+.4f})."
+        f"{row['arm']}, held out at {format_flops(row['flops'])} FLOPs: {kind.name} {row['observed']:.4f} "
+        f"against {row['forecast']:.4f} forecast ({row['observed'] - row['forecast']:+.4f})."
         for row in rows
     ]
     return rows
@@ -311,16 +310,12 @@ def _misses(
 
 def _ratio_sentences(core: Forecast, base: str) -> list[str]:
     sentences: list[str] = []
-    for one in core.series:
-        ratios = {
-            name: score_forecasts.crossing_ratio(core, name, base, one.label) for name in core.crossings
-        }
-        known = [(name, ratio) for name, ratio in ratios.items() if ratio is not None]
-        if known and one.label != base:
-            words = f"{known[0][1]:.2f}× for {known[0][0]} to {known[-1][1]:.2f}× for {known[-1][0]}"
-            sentences.append(
-                f"{base} is forecast to need {words} the compute of {one.label} to match their CORE."
-            )
+    for label in (one.label for one in core.series if one.label != base):
+        ratios = [(score_forecasts.crossing_ratio(core, name, base, label), name) for name in core.crossings]
+        words = [f"{ratio:.2f}× for {name}" for ratio, name in ratios if ratio is not None]
+        if words:
+            span = f"{words[0]} to {words[-1]}"
+            sentences.append(f"{base} is forecast to need {span} the compute of {label} to match their CORE.")
     return sentences
 
 

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from steepen.evaluation.core.suite import CATEGORIES, CORE17
-from steepen.evaluation.scored_runs import ScoredRun, ScoreSeries
+from steepen.evaluation.scored_runs import ScoreSeries
 from steepen.laws.fits.matched_metric import LossLine, TaskResidual, fit_loss_line, task_residuals
 from steepen.results.panel import Lines
 from steepen.studies.answer import Axis, Panel, Series, Table
 from steepen.studies.cells import table
 from steepen.studies.plotting import line
 from steepen.studies.scores.score_ladders import score_curves
-from steepen.utils.arrays import Array
 from steepen.utils.rows import Rows
 
 NLL_GROUP, TASK_GROUP = "Answer NLL against validation loss", "Task NLL about the reference's line"
@@ -59,17 +58,13 @@ def pooled_panels(series: Sequence[ScoreSeries], pooled: PooledLine, suffix: str
         f"NLL = {fit.intercept:.3f} + {fit.slope:.3f}·loss over {fit.count} runs of "
         f"equal weight; residual SD {fit.sd:.4f}. Both axes are reversed."
     )
+    better = "Below the line in NLL is up: a better answer NLL than the loss explains."
+    y, left_over = Axis("answer NLL (nats per token)", reverse=True), Axis("answer NLL − line", reverse=True)
+    group = NLL_GROUP + suffix
     return [
-        Panel(
-            "answer NLL", axis, Axis("answer NLL (nats per token)", reverse=True), (*drawn, fitted),
-            caption=caption, group=NLL_GROUP + suffix,
-        ),
-        Panel(
-            "residual", axis, Axis("answer NLL − line", reverse=True), below, (("y", 0.0, ""),),
-            "Below the line in NLL is up: a better answer NLL than the loss explains.",
-            group=NLL_GROUP + suffix,
-        ),
-    ]  # fmt: skip
+        Panel("answer NLL", axis, y, (*drawn, fitted), caption=caption, group=group),
+        Panel("residual", axis, left_over, below, (("y", 0.0, ""),), better, group=group),
+    ]
 
 
 @dataclass(frozen=True)
@@ -95,12 +90,18 @@ class TaskBars:
 
 def task_bars(series: Sequence[ScoreSeries], reference: ScoreSeries) -> list[TaskBars]:
     """Residuals over all runs, and over those in the lower half of the pooled range of loss."""
-    scored = {one.label: Rows(run for run in one.runs if run.tasks) for one in series}
-    every = Rows(run for own in scored.values() for run in own)
-    tasks = [task for task in CORE17 if every and all(run.has([task], "nll") for run in every)]
-    if not tasks or len(scored[reference.label]) < MIN_RUNS:
+    scored = {one.label: Rows(filter(lambda run: bool(run.tasks), one.runs)) for one in series}
+    if len(scored[reference.label]) < MIN_RUNS:
         return []
-    columns = {label: _task_columns(own, tasks) for label, own in scored.items()}
+    every = Rows(run for own in scored.values() for run in own)
+    tasks = [task for task in CORE17 if all(run.has([task], "nll") for run in every)]
+    columns = {
+        label: (
+            own.array("loss"),
+            {task: np.array([run.tasks[task]["nll"] for run in own]) for task in tasks},
+        )
+        for label, own in scored.items()
+    }
     loss, nll = columns.pop(reference.label)
     lines = {task: fit_loss_line(loss, nll[task]) for task in tasks}
     middle = (min(every.column("loss")) + max(every.column("loss"))) / 2
@@ -109,11 +110,6 @@ def task_bars(series: Sequence[ScoreSeries], reference: ScoreSeries) -> list[Tas
         left = {label: task_residuals(lines, *column, below) for label, column in columns.items()}
         found.append(TaskBars(name, {label: own for label, own in left.items() if own}))
     return found if found[0].residuals else []
-
-
-def _task_columns(runs: Rows[ScoredRun], tasks: Sequence[str]) -> tuple[Array, dict[str, Array]]:
-    nll = {task: np.array([run.tasks[task]["nll"] for run in runs]) for task in tasks}
-    return runs.array("loss"), nll
 
 
 def bar_panels(
@@ -129,7 +125,10 @@ def bar_panels(
     panels: list[Panel] = []
     for one in bars:
         drawn = tuple(_bars(name, left, one, curves[name]) for name, left in one.residuals.items())
-        lines: Lines = (("y", 0.0, ""), *_category_marks(one.tasks))
+        # A line before the first task of each category, with its name's first word.
+        firsts = {name: place for place, name in reversed([*enumerate(one.tasks.values())])}
+        marks: Lines = tuple(("x", place - 0.5, name.partition("_")[0]) for name, place in firsts.items())
+        lines: Lines = (("y", 0.0, ""), *marks)
         x, group = Axis("", names=tuple(one.tasks)), TASK_GROUP + suffix
         panels.append(Panel(one.runs, x, y, drawn, lines, caption, group=group, columns=1))
     return panels
@@ -143,12 +142,6 @@ def _bars(label: str, left: Mapping[str, TaskResidual], bars: TaskBars, curve: d
         low=tuple(np.subtract(means, errors).tolist()), high=tuple(np.add(means, errors).tolist()),
         texts=tuple(f"{task}, {row.count} runs" for _, task, row in rows), **curve,
     )  # fmt: skip
-
-
-def _category_marks(tasks: Mapping[str, str]) -> Lines:
-    """A line before the first task of each category, with its name's first word."""
-    firsts = {name: place for place, name in reversed([*enumerate(tasks.values())])}
-    return tuple(("x", place - 0.5, name.partition("_")[0]) for name, place in firsts.items())
 
 
 def residual_table(bars: TaskBars, suffix: str = "") -> Table:

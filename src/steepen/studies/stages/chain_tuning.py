@@ -40,7 +40,6 @@ ROUND_TWO_OFFSETS: dict[str, tuple[int, int]] = {
     "head_lr_multiplier": (-4, 3),
     "weight_decay": (-3, 3),
 }
-INCLUDES_ZERO = {"weight_decay"}
 DISCRETE: dict[str, dict[str, tuple[float, ...]]] = {
     "schedule": {"warmup_steps": (0, 5, 10, 20), "warmdown_fraction": (0.2, 0.6, 0.8, 1.0)},
     "adam": {"beta1": (0.9, 0.95), "beta2": (0.90, 0.98, 0.99), "adam_eps": (1e-8, 1e-6)},
@@ -133,12 +132,9 @@ def candidates(
         ]
     current = float(getattr(values, sweep))
     low, high = (ROUND_ONE_OFFSETS if number == 1 and not centred else ROUND_TWO_OFFSETS)[sweep]
-    factor = 2.0 if number == 1 else math.sqrt(2.0)
-    count = points - (sweep in INCLUDES_ZERO)
-    offsets = sorted(range(low, high + 1), key=lambda offset: (abs(offset), offset))[:count]
-    tried = {current * factor**offset for offset in sorted(offsets) if offset}
-    if sweep in INCLUDES_ZERO:
-        tried.add(0.0)
+    factor, zero = 2.0 if number == 1 else math.sqrt(2.0), sweep == "weight_decay"  # which may be off
+    offsets = sorted(range(low, high + 1), key=lambda offset: (abs(offset), offset))[: points - zero]
+    tried = {current * factor**offset for offset in offsets if offset} | ({0.0} if zero else set())
     return [(sweep, value) for value in sorted(tried) if value != current]
 
 
@@ -294,14 +290,13 @@ def _chain_panel(chains: Sequence[Chain], grid: ChainGrid, number: int) -> Panel
     """Best loss so far after each sweep of a round, by hyperparameter: a sweep has one place for all arms."""
     series: list[Series] = []
     for chain in chains:
-        name, own = chain.arm.name, chain.steps.where(round=number)
-        x = [grid.sweeps.index(sweep) for sweep in own.column("sweep")]
-        y = own.column("best")
+        name, steps = chain.arm.name, chain.steps.where(round=number)
+        own = steps.map(lambda step: step.plus(place=grid.sweeps.index(step["sweep"])))
+        x, y = own.column("place"), own.column("best")
         series += [line(name, x, y, arm=name), points(name, x, y, arm=name)]
-        hollow: dict[str, Any] = {"arm": name, "note": "several settings combined", "filled": False}
-        some = own.where(combined=True)
-        x = [grid.sweeps.index(sweep) for sweep in some.column("sweep")]
-        series += [points(name, x, some.column("best"), **hollow)] if some else []
+        if some := own.where(combined=True):
+            hollow: dict[str, Any] = {"arm": name, "note": "several settings combined", "filled": False}
+            series.append(points(name, some.column("place"), some.column("best"), **hollow))
     names = tuple(paper_code(sweep) or sweep for sweep in grid.sweeps)
     return Panel(
         f"round {number}", Axis("hyperparameter swept", names=names), Axis("best loss so far"),
@@ -314,15 +309,12 @@ def _sweep_panels(chain: Chain) -> list[Panel]:
     """Loss against each numeric setting, round by round."""
     name, panels = chain.arm.name, list[Panel]()
     for step in chain.steps:
-        tried = Rows(cell for cell in step.tried.having("loss") if cell["value"] > 0)
+        tried = Rows(filter(lambda cell: cell["value"] > 0, step.tried.having("loss")))
         if tried and step["sweep"] not in DISCRETE:
             columns = (tried.column(column) for column in ("value", "loss", "run"))
-            panels.append(
-                Panel(
-                    f"round {step['round']}: {step['sweep']}", Axis(step["sweep"], "log"),
-                    Axis("validation loss"), (points(name, *columns, arm=name),),
-                    lines=(("y", step["baseline"], "current"),), group=f"{name}: every sweep of the chain",
-                    columns=3,
-                )
-            )  # fmt: skip
+            panels.append(Panel(
+                f"round {step['round']}: {step['sweep']}", Axis(step["sweep"], "log"),
+                Axis("validation loss"), (points(name, *columns, arm=name),),
+                (("y", step["baseline"], "current"),), group=f"{name}: every sweep of the chain", columns=3,
+            ))  # fmt: skip
     return panels

@@ -61,13 +61,13 @@ def fit_recipe(context: StudyContext, *, arms: Arms = (), from_recipe: bool = Fa
             notes.append(_edge("growth fraction", f"{rho:g}", "grids.growth_fraction.rho"))
 
     stages["lr-rule"], rule = yield from _rate_rule(context, fixed)
-    recipe = replace(recipe, learning_rate_exponent=rule.exponent)
+    recipe = replace(recipe, learning_rate_exponent=rule.learning_rate_exponent)
     if arm.passes.grows:
         context = context.with_recipe(fixed, recipe)
         recipe = replace(inherited_recipe(context, arm), rho=rho, growth_law=None, listed_rho=())
         stages["lr-rule of growth"], rule = yield from _rate_rule(context.with_recipe(arm, recipe), arm)
-        anchor = rule.anchor or recipe.learning_rate_base
-        recipe = replace(recipe, learning_rate_exponent=rule.exponent, learning_rate_base=anchor)
+        base = rule.learning_rate_base or recipe.learning_rate_base
+        recipe = replace(recipe, learning_rate_exponent=rule.learning_rate_exponent, learning_rate_base=base)
 
     depths, _ = context.possible_depths(arm, context.preset.grids.lr_rule.depths)
     recipe = replace(recipe, measured=(min(depths), max(depths)))

@@ -12,7 +12,7 @@ from steepen.studies.answer import Axis, Draft, Panel, Study, StudyFit
 from steepen.studies.cells import Cells, Plan, measure, plan_grid, table
 from steepen.studies.context import Arms, StudyContext, find_growing_arms
 from steepen.studies.plotting import mark_mean, sweep_curves
-from steepen.studies.sweeps import growth_sweep_run, mean_with_error, vertices_of
+from steepen.studies.sweeps import growth_sweep_run, interior, mean_with_error, vertices_of
 from steepen.utils.json_io import json_safe
 
 SECTION = "Appendix A.4.3, Stage 3: Choose a Fixed Growth Fraction"
@@ -80,23 +80,23 @@ def _report(draft: Draft, name: str, cells: Cells) -> dict[str, Any]:
         draft.warnings.append(
             f"{name}: the mean rounds to {fit.rounded:g}; {MIN_RHO} is the smallest adopted"
         )
-    inside = {depth: vertex.x for depth, vertex in vertices.items() if vertex.interior}
-    at = {f"ρ* at d{depth}": inside.get(depth) for depth in cells.by("depth")}
+    known = {depth: vertex.x for depth, vertex in vertices.items() if vertex.interior}
+    at = {f"ρ* at d{depth}": known.get(depth) for depth in cells.by("depth")}
     return {"arm": name, "mean ρ*": fit.mean, "adopted": rho, **at}
 
 
 def _sentence(name: str, fit: IsoflopFit) -> str:
-    inside = [vertex for vertex in fit.vertices if vertex.interior]
-    if not inside:
+    known = interior(fit.vertices)
+    if not known:
         return (
             f"{name}: no anchor's optimum lies inside the sweep, so no growth fraction is adopted; widen it."
         )
-    cost = max(vertex.curvature / 2 * 0.1**2 for vertex in inside)
+    cost = max(vertex.curvature / 2 * 0.1**2 for vertex in known)
     said = f"missing it by 0.1 costs at most {cost:.4f} in loss"
-    unsure = sum(vertex.interval is None or not all(map(math.isfinite, vertex.interval)) for vertex in inside)
+    unsure = sum(vertex.interval is None or not all(map(math.isfinite, vertex.interval)) for vertex in known)
     if unsure:
         said = f"{unsure} of these optima have no bounded interval, so other fractions may be as good"
     return (
         f"{name}: ρ = {adopted(fit):g} of the tokens after growth (mean optimum "
-        f"{mean_with_error(fit, 3)} over {len(inside)} of {len(fit.vertices)} anchors); {said}."
+        f"{mean_with_error(fit, 3)} over {len(known)} of {len(fit.vertices)} anchors); {said}."
     )

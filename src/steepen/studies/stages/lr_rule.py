@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -25,7 +25,7 @@ from steepen.studies.context import Arms, StudyContext, find_arms, starting_arm
 from steepen.studies.preset import SWEPT
 from steepen.studies.registry import choose_parts
 from steepen.studies.stages.chain_tuning import DISCRETE
-from steepen.studies.sweeps import fit_drift_over, law_values
+from steepen.studies.sweeps import fit_drift_over, interior, law_values
 
 SECTION = "Appendix A.4.4, Stage 4: Fit the Learning-Rate Rule"
 RecipeKind = Literal["constant", "scaled", "screen"]  # learning rate constant over sizes, or by the rule
@@ -65,15 +65,15 @@ class HyperparameterSweeps:
 
 @dataclass(frozen=True)
 class LearningRateRule:
-    """The rule lr(N) = anchor·(N/N_base)^exponent to use for an arm.
+    """The rule lr(N) = base·(N/N_base)^exponent to use for an arm.
 
-    A growing arm's exponent is the one of the arm it starts as (`inherited`) plus the measured drift around
-    it, to one decimal, and its anchor is fitted again; `anchor` is None if the recipe's stays.
+    A growing arm's exponent is the one of the arm it starts as plus the measured drift around it, to one
+    decimal, and its base is fitted again; `learning_rate_base` is None if the recipe's stays.
     """
 
-    exponent: float
-    anchor: float | None = None
-    inherited: float | None = None
+    learning_rate_exponent: float
+    learning_rate_base: float | None = None
+    inherited_exponent: float | None = None
 
 
 def lr_rule(context: StudyContext, *, arms: Arms = (), parts: Sequence[str] = ()) -> Study:
@@ -134,15 +134,14 @@ def adopted_rule(context: StudyContext, arm: Arm, found: Sequence[Hyperparameter
     around = with_inherited_rule(context, arm)
     inherited = around.learning_rate_exponent
     if law is None:
-        return LearningRateRule(own, inherited=inherited)
+        return LearningRateRule(own, inherited_exponent=inherited)
     beta, base = _rounded(inherited + law.exponent), context.stored_parameters(arm, around.base_depth)
     rate = around.base.learning_rate if around.learning_rate_base is None else around.learning_rate_base
     # Optima are multiples of the inherited rate of their size: each is carried to the base size by the new
     # exponent, and the anchor is their geometric mean.
     logs = [
         math.log(rate * vertex.x) + (inherited - beta) * math.log(vertex.budget / base)
-        for vertex in found[0].drifts["learning_rate"].vertices
-        if vertex.interior
+        for vertex in interior(found[0].drifts["learning_rate"].vertices)
     ]
     return LearningRateRule(beta, float(f"{math.exp(float(np.mean(logs))):.2g}"), inherited)
 
@@ -217,14 +216,7 @@ def lr_rule_answer(
             _sentence(arm, rule, [one for one in fitted if one.arm == arm]) for arm, rule in rules.items()
         ],
         values={
-            "rules": {
-                arm: {
-                    "learning_rate_exponent": rule.exponent,
-                    "learning_rate_base": rule.anchor,
-                    "inherited_exponent": rule.inherited,
-                }
-                for arm, rule in rules.items()
-            },
+            "rules": {arm: asdict(rule) for arm, rule in rules.items()},
             "drift": [_values(one) for one in swept],
         },
         fits=[
@@ -277,14 +269,17 @@ def _sentence(arm: str, rule: LearningRateRule, own: Sequence[HyperparameterSwee
     law = own[0].rate_law
     if law is None:
         return f"{arm}: too few learning-rate optima lie inside their sweeps for a rule; the recipe's stays."
+    law_words = f"GLR(N) ∝ N^{rule.learning_rate_exponent:+.1f}"
     if own[0].kind != "constant":
-        anchor = "" if rule.anchor is None else f" with {rule.anchor:.2g} at the base size"
+        base = (
+            "" if rule.learning_rate_base is None else f" with {rule.learning_rate_base:.2g} at the base size"
+        )
         return (
-            f"{arm}: GLR(N) ∝ N^{rule.exponent:+.1f}{anchor}: the inherited rule (β = {rule.inherited:+.1f}) "
-            f"plus the drift of the optimum around it, {_exponent(law)}."
+            f"{arm}: {law_words}{base}: the inherited rule (β = {rule.inherited_exponent:+.1f}) plus the "
+            f"drift of the optimum around it, {_exponent(law)}."
         )
     gain = "".join(_gain(own[0], scaled) for scaled in own[1:])
-    return f"{arm}: GLR(N) ∝ N^{rule.exponent:+.1f} (fitted {_exponent(law)}){gain}."
+    return f"{arm}: {law_words} (fitted {_exponent(law)}){gain}."
 
 
 def _gain(constant: HyperparameterSweeps, scaled: HyperparameterSweeps) -> str:
@@ -324,16 +319,14 @@ def _screened(one: HyperparameterSweeps) -> str:
 
 
 def _values(one: HyperparameterSweeps) -> dict[str, Any]:
+    law = {"exponent": "exponent", "error": "standard_error", "interval": "interval", "p_value": "p_value"}
     return {
         "arm": one.arm,
         "recipe": one.recipe,
         "centres": {cell["depth"]: cell.loss for cell in one.base},
         "hyperparameters": {
             name: {
-                "exponent": drift.law and drift.law.exponent,
-                "error": drift.law and drift.law.standard_error,
-                "interval": drift.law and drift.law.interval,
-                "p_value": drift.law and drift.law.p_value,
+                **{key: getattr(drift.law, field, None) for key, field in law.items()},  # without a law, None
                 "regret": drift.regret,
                 "range": drift.span,
                 "optima": [[v.budget, v.x, v.interior] for v in drift.vertices],
@@ -351,18 +344,15 @@ def _drift_table(swept: Sequence[HyperparameterSweeps]) -> Table:
             rows.append({
                 "arm": one.arm, "recipe": one.recipe, "hyperparameter": with_paper_code(name),
                 "β": law["exponent"], "SE": law["error"], "p": law["p"],
-                "|β| ≥ 3 SE": drift.exceeds_three_standard_errors, "regret ×10³": _thousandths(drift.regret),
-                "range ×10³": _thousandths(drift.span),
-                "interior optima": sum(v.interior for v in drift.vertices),
+                "|β| ≥ 3 SE": drift.exceeds_three_standard_errors,
+                "regret ×10³": drift.regret and 1e3 * drift.regret,
+                "range ×10³": drift.span and 1e3 * drift.span,
+                "interior optima": len(interior(drift.vertices)),
             })  # fmt: skip
     caption = (
         "Under a constant recipe the optimum scales as N^β; under a scaled one GLR shows the residual drift."
     )
     return table("Hyperparameter drift and sensitivity", rows, caption)
-
-
-def _thousandths(value: float | None) -> float | None:
-    return None if value is None else 1e3 * value
 
 
 def _comparison(swept: Sequence[HyperparameterSweeps]) -> Table:
@@ -395,8 +385,7 @@ def _sweep_panels(swept: Sequence[HyperparameterSweeps]) -> list[Panel]:
 
 
 def _screen_panel(one: HyperparameterSweeps, name: str) -> Panel:
-    words, listed = name.replace("_", " "), name in LISTED
-    code = paper_code(name)
+    words, listed, code = name.replace("_", " "), name in LISTED, paper_code(name)
     return Panel(
         f"{words} ({code})" if code else words,
         Axis(words if listed else f"{words} (× base)", "linear" if listed and name != "adam_eps" else "log"),
@@ -430,8 +419,7 @@ def _curves(one: HyperparameterSweeps, name: str, beside: bool = False) -> list[
     found: list[Series] = []
     dashed = beside and one.kind == "constant"
     look: dict[str, Any] = {"note": f"{one.kind} recipe"} if beside else {}
-    drift = one.drifts.get(name)
-    vertices = {} if drift is None else {vertex.budget: vertex for vertex in drift.vertices}
+    vertices = {v.budget: v for v in one.drifts[name].vertices} if name in one.drifts else {}
     for depth, own in one.cells.where(name=name).having("loss").by("depth").items():
         if len(own) < 2:  # the base values alone: nothing was swept at this size
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from steepen.studies.context import Arms, StudyContext, find_arms, starting_arm
 from steepen.studies.sweeps import (
     error_of_mean,
     fit_token_sweeps,
+    interior,
     law_values,
     mean_with_error,
     vertices_of,
@@ -31,14 +32,10 @@ COMPUTE = Axis("compute (FLOPs)", "log")
 class TokenSweeps:
     """An arm's sweeps, one for each budget, and the optima fitted to them."""
 
-    arm: Arm
+    name: str
+    start: str  # the arm that it starts as; itself, where it does not grow
     cells: Cells
     fit: IsoflopFit
-
-    @property
-    def name(self) -> str:
-        """The arm's name."""
-        return self.arm.name
 
 
 def tpp(context: StudyContext, *, arms: Arms = ()) -> Study:
@@ -75,8 +72,12 @@ def tpp(context: StudyContext, *, arms: Arms = ()) -> Study:
         draft.values[arm.name] = {**fit.to_dict(), "tpp": fit.rounded}
         draft.fits.append(StudyFit(fit, "tokens per parameter", "FLOPs", arm.name))
         draft.panels.append(_panel(arm.name, fit, own))
-        swept.append(TokenSweeps(arm, finished, fit))
-    draft.panels += [_laws(swept), _frontier(swept), *_token_panels(swept)]
+        swept.append(TokenSweeps(arm.name, starting_arm(arm).name, finished, fit))
+    # A growing arm whose starting arm was swept too has both against 6·T²/C.
+    beside = [
+        (start, one) for one in swept for start in swept if start.name == one.start and start is not one
+    ]
+    draft.panels += [_laws(swept), _frontier(swept), *(_token_panel(*pair) for pair in beside)]
     draft.tables.append(_table(swept))
     draft.method += [
         f"Budgets are those of {grid.budget_arm or 'each arm'} at depths {', '.join(map(str, grid.budgets))} "
@@ -91,8 +92,8 @@ def tpp(context: StudyContext, *, arms: Arms = ()) -> Study:
 
 
 def _sentence(name: str, fit: IsoflopFit) -> str:
-    inside = sum(vertex.interior for vertex in fit.vertices)
-    if not inside:
+    count = len(interior(fit.vertices))
+    if not count:
         return f"{name}: no budget's optimum lies inside its sweep, so there is no TPP to adopt; widen it."
     drift = ""
     if fit.law is not None and fit.law.degrees_of_freedom > 0:
@@ -103,7 +104,7 @@ def _sentence(name: str, fit: IsoflopFit) -> str:
         )
     return (
         f"{name}: {fit.rounded:g} tokens per parameter (mean optimum {mean_with_error(fit, 2)} over "
-        f"{inside} of {len(fit.vertices)} budgets{_neighbours(fit)}){drift}."
+        f"{count} of {len(fit.vertices)} budgets{_neighbours(fit)}){drift}."
     )
 
 
@@ -148,32 +149,17 @@ def _frontier(swept: Sequence[TokenSweeps]) -> Panel:
     )  # fmt: skip
 
 
-def _token_panels(swept: Sequence[TokenSweeps]) -> list[Panel]:
-    """For a growing arm whose starting arm was swept too: both against 6·T²/C."""
-    by_name = {one.name: one for one in swept}
-    starts = {one.name: starting_arm(one.arm).name for one in swept}
-    return [
-        _token_panel(by_name[start], by_name[name])
-        for name, start in starts.items()
-        if start != name and start in by_name
-    ]
-
-
 def _token_panel(start: TokenSweeps, grown: TokenSweeps) -> Panel:
     series: list[Series] = []
     means: dict[str, float] = {}
-    looks: tuple[tuple[TokenSweeps, Mapping[str, Any]], ...] = (
-        (start, {"role": "control", "note": "without growth", "filled": False}),
-        (grown, {"role": "measured", "note": "with growth", "filled": True}),
-    )
-    for one, look in looks:
+    hollow: dict[str, Any] = {"role": "control", "note": "without growth", "filled": False}
+    for one, look in ((start, hollow), (grown, {"note": "with growth"})):
         fit = fit_token_sweeps(one.cells, "active_tpp")
         for budget, vertex in vertices_of(fit, one.cells, "budget").items():
             label, curve = plot.family_curve("budget", budget)
             own = one.cells.where(budget=budget)
-            x, y = own.column("active_tpp"), own.column("loss")
-            series.append(plot.points(label, x, y, **look, **curve))
-            style = "solid" if one is grown else "dotted"
+            x, style = own.column("active_tpp"), "solid" if one is grown else "dotted"
+            series.append(plot.points(label, x, own.column("loss"), **look, **curve))
             ends = (min(x), max(x))
             series += plot.parabola(label, vertex, *ends, log_x=True, log_loss=True, style=style, **curve)
             series += [plot.optimum_star(label, vertex, **curve)] if one is grown else []
@@ -195,15 +181,11 @@ def _table(swept: Sequence[TokenSweeps]) -> Table:
     rows: list[dict[str, Any]] = []
     for one in swept:
         fit, law = one.fit, law_values(one.fit.law)
+        near = {b: [v for v in fit.vertices if math.isclose(v.budget, b, rel_tol=1e-3)] for b in budgets}
         rows.append({
             "arm": one.name, "mean TPP*": fit.mean, "rounded": fit.rounded, "p (no drift)": law["p"],
             "drift exponent": law["exponent"], "detectable drift": law["detectable"],
-            "inside": sum(v.interior for v in fit.vertices), "budgets": len(fit.vertices),
-            **{f"loss at {format_flops(b)} FLOPs": _loss_at(fit, b) for b in budgets},
+            "inside": len(interior(fit.vertices)), "budgets": len(fit.vertices),
+            **{f"loss at {format_flops(b)} FLOPs": own[0].loss if own else None for b, own in near.items()},
         })  # fmt: skip
     return table("Compute-optimal TPP", rows)
-
-
-def _loss_at(fit: IsoflopFit, budget: float) -> float | None:
-    near = [v.loss for v in fit.vertices if math.isclose(v.budget, budget, rel_tol=1e-3)]
-    return near[0] if near else None
