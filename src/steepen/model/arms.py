@@ -55,16 +55,10 @@ def _operator_ablations(base: Arm) -> list[Arm]:
          "full operator in the core, norm before the coda"),
     )  # fmt: skip
     return [
-        _variant(
-            base,
-            f"{base.name}-{key}",
-            f"{base.title}, {words}",
-            about,
-            core_boundary=core,
-            coda_boundary=coda,
-        )
+        _variant(base, f"{base.name}-{key}", f"{base.title}, {words}", about, core_boundary=core,
+                 coda_boundary=coda)
         for key, words, core, coda, about in rows
-    ]
+    ]  # fmt: skip
 
 
 def _width_only(base: Arm, blocks: int) -> Arm:

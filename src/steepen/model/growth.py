@@ -341,21 +341,14 @@ def grow(network: Network, passes: int) -> dict[str, str]:
     if passes < network.passes:
         raise UsageError(f"cannot grow from {network.passes} to {passes} passes: growth only adds passes.")
     sources: dict[str, str] = {}
-    if not network.arm.tied:
-        sources = _stack_cores(network, passes)
-        if network.fused is not None:
-            network.fused.install_in_new_blocks()
-    network.passes = passes
-    return sources
-
-
-def _stack_cores(network: Network, passes: int) -> dict[str, str]:
     first = len(network.cores)
-    sources: dict[str, str] = {}
-    for index in range(first, passes):
+    for index in () if network.arm.tied else range(first, passes):
         origin = index % first
         # A deep copy keeps dtype, device and the compiled forward; the parameters are new.
         network.cores.append(copy.deepcopy(network.cores[origin]))
         for name, _ in network.cores[index].named_parameters():
             sources[f"cores.{index}.{name}"] = f"cores.{origin}.{name}"
+    if network.fused is not None and not network.arm.tied:
+        network.fused.install_in_new_blocks()
+    network.passes = passes
     return sources

@@ -151,7 +151,14 @@ class Recipe(Checked):
             raise UsageError("give either flops or tokens to set the length of a run.")
         shape = arm.shape(depth, size_rule)
         if rho is None:
-            rho = self.growth_fraction(arm, shape, self._tpp_without_growth(arm, shape, flops, tokens, count))
+            stored = recipe_parameters(arm, shape, arm.passes.initial)
+            if flops is not None:  # tokens per parameter that the budget would buy without growth
+                tpp = flops / flops_per_token(arm, shape, arm.passes.initial).counted(count) / stored
+            else:
+                assert tokens is not None
+                tpp = tokens / stored
+                tpp = tpp if self.growth_law is None else self.growth_law.tpp_without_growth(tpp)
+            rho = self.growth_fraction(arm, shape, tpp)
         schedule = arm.passes.resolve(rho)
         if tokens is None:
             assert flops is not None
@@ -159,17 +166,6 @@ class Recipe(Checked):
         steps = max(1, round(tokens / self.batch_tokens))
         hyper = self.hyperparameters(arm, depth, size_rule)
         return PlannedRun(arm, shape, schedule, rho, hyper, self.batch_tokens, steps)
-
-    def _tpp_without_growth(
-        self, arm: Arm, shape: Shape, flops: float | None, tokens: float | None, count: FlopCount
-    ) -> float:
-        """Tokens per parameter that a budget would buy without growth."""
-        stored = recipe_parameters(arm, shape, arm.passes.initial)
-        if tokens is None:
-            assert flops is not None
-            return flops / flops_per_token(arm, shape, arm.passes.initial).counted(count) / stored
-        tpp = tokens / stored
-        return tpp if self.growth_law is None else self.growth_law.tpp_without_growth(tpp)
 
 
 @dataclass(frozen=True)
