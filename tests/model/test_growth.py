@@ -130,6 +130,13 @@ def test_copies_of_experts_are_copies_and_their_rows_differ_around_the_old_ones(
         assert torch.equal(experts[:, 0], experts[:, 1]) and not torch.equal(experts[0], experts[1]), name
 
 
+def test_rows_of_the_router_are_equal_for_the_parts_of_one_copy_of_an_mlp_only() -> None:
+    after = through_all_stages(find_arm("vanilla+blocks=2-all@0.5+experts=1-4@0.5"))[-1]
+    rows = [after.get_parameter(f"prelude.{index}.router") for index in range(4)]
+    assert [len(torch.unique(row, dim=0)) for row in rows] == [2, 2, 4, 4]  # the last two blocks are new
+    assert torch.equal(rows[0][0], rows[0][1])
+
+
 @pytest.mark.parametrize("growth", ["experts=1-5@0.5", "experts=1-4@0.5+active_experts=1", "experts=2-4@0.5"])
 def test_experts_that_are_chosen_otherwise_compute_something_else(growth: str) -> None:
     networks = through_all_stages(find_arm(f"vanilla+{growth}"))

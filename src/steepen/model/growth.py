@@ -81,8 +81,9 @@ class Growth:
             parameter.copy_(self._weight(name, source, read(source), parameter.shape, fresh))
             return
         fresh(name, parameter)
-        if _leaf(name) == "router" and "expert_down" in self._experts.changed:
-            # A token chooses the parts of one copy of the MLP together.
+        path, _, leaf = name.rpartition(".")
+        if leaf == "router" and self._blocks[path][0] is not None:
+            # Of a block whose MLP was dense: a token chooses the parts of one copy of it together.
             parts = self._experts.options.active_experts
             parameter.copy_(parameter[::parts].repeat_interleave(parts, 0)[: len(parameter)])
 
