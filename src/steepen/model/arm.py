@@ -176,6 +176,15 @@ class Arm:
         """Cores stored to run this many passes."""
         return 1 if self.tied else passes
 
+    def block_paths(self, allocation: BlockAllocation, passes: int) -> list[str]:
+        """The stored blocks in the order of their execution, as parameters are named after them."""
+        cores = range(self.stored_cores(passes))
+        return [
+            *(f"prelude.{index}" for index in range(allocation.prelude)),
+            *(f"cores.{core}.{index}" for core in cores for index in range(allocation.core)),
+            *(f"coda.{index}" for index in range(allocation.coda)),
+        ]
+
     def stored_blocks(self, allocation: BlockAllocation, passes: int) -> int:
         """Blocks stored to run this many passes."""
         return allocation.executed(self.stored_cores(passes))

@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -281,7 +281,7 @@ def _block_origins(
     """For each block of the grown network the block that it continues (True) or copies, by their paths."""
     old_cores, new_cores = (one.arm.stored_cores(one.passes) for one in (before, after))
     old, new = before.shape.allocation, after.shape.allocation
-    known = _paths(before, old_cores)
+    known = before.arm.block_paths(old, before.passes)
     found: dict[str, tuple[str | None, bool]] = {}
     sections = [("prelude", "prelude", old.prelude, new.prelude, True)]
     sections += [
@@ -309,14 +309,6 @@ def block_origins(old: int, new: int, order: BlockOrder) -> list[tuple[int | Non
         return [(index % old, index < old) for index in range(new)]
     sources = [index * old // new for index in range(new)]
     return [(source, source not in sources[:index]) for index, source in enumerate(sources)]
-
-
-def _paths(network: StageNetwork, cores: int) -> list[str]:
-    """Stored blocks in the order in which they are executed."""
-    prelude, core, coda = astuple(network.shape.allocation)
-    found = [f"prelude.{index}" for index in range(prelude)]
-    found += [f"cores.{k}.{index}" for k in range(cores) for index in range(core)]
-    return [*found, *(f"coda.{index}" for index in range(coda))]
 
 
 def grown(

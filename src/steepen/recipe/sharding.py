@@ -26,18 +26,15 @@ NVLINK, NETWORK = 0.8 * 450e9, 0.8 * 50e9
 
 def parameter_shapes(arm: Arm, shape: Shape, passes: int) -> dict[str, tuple[int, ...]]:
     """Shapes of all parameters of a network with fused blocks, by name, in the order of its modules."""
-    width, hidden, split = shape.width, shape.mlp_width, shape.allocation
+    width, hidden = shape.width, shape.mlp_width
     heads = arm.block_options.kv_heads
     block: dict[str, tuple[int, ...]] = {"qkv": (3, width, width)} if heads is None else {}
     block["out"] = (width, width)
     if heads is not None:
         block |= {"query": (width, width), "key_value": (2, heads * shape.head_dim, width)}
     block |= {"gate_up": (2, hidden, width), "down": (width, hidden)}
-    prefixes = [f"prelude.{i}" for i in range(split.prelude)]
-    prefixes += [f"cores.{k}.{i}" for k in range(arm.stored_cores(passes)) for i in range(split.core)]
-    prefixes += [f"coda.{i}" for i in range(split.coda)]
-    table = (shape.vocabulary, width)
-    blocks = {f"{prefix}.{name}": size for prefix in prefixes for name, size in block.items()}
+    table, paths = (shape.vocabulary, width), arm.block_paths(shape.allocation, passes)
+    blocks = {f"{path}.{name}": size for path in paths for name, size in block.items()}
     return {"embedding": table, "head": table, **blocks}
 
 
