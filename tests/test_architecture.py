@@ -50,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
         *("laws", "tables", "model.arms", "runs", "studies", "evaluation.core.suite", "evaluation.forecast"),
         "utils",
         *("evaluation.scored_runs", "results.panel", "results.table", "results.text"),
-        "requests.report",  # `steepen.report` is this package, called
+        *("requests.report", "requests.request"),  # `steepen.report` is this package, called
     },
     # The paper's figures and claims from its authors' measurements.
     "reproduction": {

@@ -17,7 +17,7 @@ RESULTS = {
     "steepen.results.fit": ["ComputeResult"],
     "steepen.results.chinchilla": ["ChinchillaResult"],
     "steepen.results.isoflop": ["IsoflopResult"],
-    "steepen.results.power": ["PowerResult"],
+    "steepen.requests.power": ["PowerResult"],
     "steepen.results.runs": ["Runs", "Run"],
     "steepen.results.study": ["Study", "Status"],
     "steepen.results.dry_run": ["DryRun"],
@@ -61,6 +61,7 @@ def root_page(name: str) -> str:
 def python_reference() -> str:
     """Every name of `import steepen` with its signature and docstring, then the results' methods."""
     import steepen
+    from steepen.requests.report import Report
 
     lazy: dict[str, str] = steepen.__dict__["_LAZY"]
     lines = [
@@ -70,11 +71,10 @@ def python_reference() -> str:
     ]  # fmt: skip
     kinds = {"Arm", "PassSchedule", "SteepenError", "UsageError"}
     for name in steepen.__all__:
-        module = "steepen.requests.report" if name == "report" else lazy[name]
         if name in kinds:
             continue
-        request = getattr(getattr(importlib.import_module(module), name), "request", None)
-        lines += [f"::: {module}.{name}", ""] if request is None else function_reference(name, request)
+        request = Report if name == "report" else getattr(getattr(steepen, name), "request", None)
+        lines += [f"::: {lazy[name]}.{name}", ""] if request is None else function_reference(name, request)
     lines += [
         "## Results",
         "",

@@ -16,7 +16,7 @@ from steepen.data.prepare import PrepareRequest, prepare
 from steepen.evaluation.load import load
 from steepen.inference.export import write_hugging_face
 from steepen.inference.import_model import import_model
-from steepen.results.data import DataResult
+from steepen.requests.data import DataResult
 from steepen.runs.spec import DataConfig, RunSpec
 from steepen.runs.store import RunStore
 from steepen.training.train_options import TrainOptions

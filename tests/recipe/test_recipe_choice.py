@@ -19,7 +19,7 @@ from steepen.recipe.paper_tables import BASE, LADDER_DEPTHS, PAPER, recipe_of
 from steepen.recipe.planner import plan_ladders
 from steepen.recipe.recipe_choice import NAMED, RecipeChoice, RecipeFile, choose_recipes, write_recipe
 from steepen.requests.app import main
-from steepen.results.plan import LaddersResult
+from steepen.requests.plan import LaddersResult
 from steepen.runs.spec import DataConfig, RunSpec, override
 from steepen.studies.context import DatasetInfo, StudyContext
 from steepen.studies.preset import load_preset
@@ -86,7 +86,7 @@ def test_ladder_rows_equal_the_plans_of_single_runs() -> None:
     assert len(rungs) == sum(map(len, LADDER_DEPTHS.values())) == 59
     for rung in rungs[::7]:
         own = recipe_of(rung.arm).at(rung.arm, rung.shape.depth)
-        assert LaddersResult((), (rung,)).rows == LaddersResult((), (own,)).rows
+        assert LaddersResult((), (rung,)).to_rows() == LaddersResult((), (own,)).to_rows()
 
 
 def test_named_recipes_change_what_they_say() -> None:

@@ -19,9 +19,10 @@ class _Callable(ModuleType):
 
     def __call__(self, *args: Any, **settings: Any) -> Any:
         """Write the report of a study (or of several) to a directory; see `requests.report`."""
-        from steepen.requests.report import report
+        from steepen.requests.report import Report
+        from steepen.requests.request import function
 
-        return report(*args, **settings)
+        return function(Report)(*args, **settings)
 
 
 sys.modules[__name__].__class__ = _Callable

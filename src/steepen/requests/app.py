@@ -147,9 +147,11 @@ def _parameter(kind: type[Request[Any]], field: Field, prefix: str = "") -> insp
     flag = metavar(field.hint) == ""
     annotation: Any = bool if flag else list[str] if repeats(field.hint) else str
     shown: dict[str, Any] = {
-        "help": marked_up(kind, option.help) + _shown_default(field),
-        "show_default": False,
+        "help": marked_up(kind, option.help),
+        "show_default": False,  # typer would print one that is given as text in parentheses
     }
+    if default := option.shown or default_text(field):
+        shown["help"] += f" [dim]{escape(f'[default: {default}]')}[/dim]"
     if option.panel != "Options":
         shown["rich_help_panel"] = option.panel
     if isinstance(option, Argument):
@@ -166,12 +168,6 @@ def _parameter(kind: type[Request[Any]], field: Field, prefix: str = "") -> insp
         default=inspect.Parameter.empty if field.required else None,
         annotation=Annotated[annotation if field.required else annotation | None, info],
     )
-
-
-def _shown_default(field: Field) -> str:
-    """The default at the end of the help; typer would print one that is given as text in parentheses."""
-    default = field.option.shown or default_text(field)
-    return f" [dim]{escape(f'[default: {default}]')}[/dim]" if default else ""
 
 
 def default_text(field: Field) -> str:

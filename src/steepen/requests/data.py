@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from steepen.errors import UsageError
-from steepen.requests.request import Argument, Request, function
-from steepen.results.data import DataResult, VerifiedData
+from steepen.errors import UsageError, is_whole
+from steepen.requests.request import Argument, Request
+from steepen.results.result import Result
+from steepen.results.table import Column, table_of
+from steepen.results.text import Block, Facts, Lines
 from steepen.utils.codec import HelpPanel, Range, option
 from steepen.utils.values import Tokens
 
@@ -26,6 +30,106 @@ SPLIT = HelpPanel("Split")
 READING = HelpPanel("Reading")
 WRITING = HelpPanel("Writing")
 Directory = Annotated[Path, Argument("A prepared directory.")]
+
+
+@dataclass(frozen=True)
+class SplitRow:
+    """Training or validation documents."""
+
+    split: str
+    documents: int
+    tokens: int
+    shards: int
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DataResult(Result):
+    """What a prepared directory holds."""
+
+    dataset: Dataset
+
+    @property
+    def rows(self) -> list[SplitRow]:
+        """The splits."""
+        manifest = self.dataset.manifest
+        return [
+            SplitRow(name, split.documents, split.tokens, sum(one.split == name for one in manifest.shards))
+            for name, split in manifest.splits.items()
+        ]
+
+    def headline(self) -> str:
+        """The directory."""
+        return str(self.dataset.directory)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The manifest, the directory and the sizes of the vocabulary."""
+        found = self.dataset
+        return {
+            "directory": str(found.directory),
+            "identity": found.identity,
+            "vocabulary": found.vocabulary,
+            "padded_vocabulary": found.padded_vocabulary,
+            **asdict(found.manifest),
+        }
+
+    def blocks(self, width: int) -> Iterable[Block]:
+        """The splits, the source, the tokenizer and the identity."""
+        yield self.table()
+        found, manifest, tokenizer = self.dataset, self.dataset.manifest, self.dataset.tokenizer()
+        if manifest.sources:
+            total = max(1, manifest.splits["train"].tokens)
+            columns = [
+                Column("source", value=lambda one: one.name),
+                Column("weight", ".4f", value=lambda one: one.weight),
+                Column("of training", ".4f", value=lambda one: one.tokens["train"] / total),
+                Column("train tokens", value=lambda one: one.tokens["train"]),
+                Column("val tokens", value=lambda one: one.tokens["val"]),
+            ]
+            yield table_of(manifest.sources, columns)
+        padded = f"{found.vocabulary:,} ids, {found.padded_vocabulary:,} padded"
+        facts = [
+            ("source", str(manifest.source.get("name", "?"))),
+            ("tokenizer", f"{manifest.tokenizer.name} ({padded}), {manifest.dtype}"),
+            ("separator", f"{tokenizer.end_text} (id {tokenizer.end_of_text:,}), before every document"),
+            ("identity", found.identity),
+        ]
+        requested, there = manifest.notes.get("validation_tokens_requested"), manifest.splits["val"].tokens
+        if is_whole(requested) and there < requested:
+            note = f"the source has {there:,} of the {requested:,} validation tokens requested"
+            facts.append(("note", note))
+        if ran_out := manifest.notes.get("ran_out"):
+            facts.append(("note", f"the mixture ends where {ran_out} ran out"))
+        yield Facts(facts)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class VerifiedData(Result):
+    """A prepared directory whose every byte is as it was written."""
+
+    row_columns: ClassVar = {"file": Column(value=itemgetter(0)), "bytes": Column(value=itemgetter(1))}
+
+    dataset: Dataset
+    sizes: Mapping[str, int]
+
+    @property
+    def rows(self) -> list[tuple[str, int]]:
+        """The shards, each with its bytes."""
+        return list(self.sizes.items())
+
+    def headline(self) -> str:
+        """That it is valid."""
+        found = self.dataset
+        shards = f"{len(found.manifest.shards)} shards and the tokenizer"
+        return f"{found.directory} is valid: {shards} match identity {found.identity}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Directory and identity."""
+        found = self.dataset
+        return {"directory": str(found.directory), "identity": found.identity, "valid": True}
+
+    def blocks(self, width: int) -> Iterable[Block]:
+        """One sentence."""
+        yield Lines(self.headline())
 
 
 @dataclass(frozen=True)
@@ -183,6 +287,3 @@ class VerifyData(Request[VerifiedData]):
     def run_in_terminal(self, as_json: bool = False) -> VerifiedData:
         """Verify, with a line on stderr for each shard where that is a terminal."""
         return self.run(show=sys.stderr.isatty() and not as_json)
-
-
-prepare = function(Prepare)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.score_options import ScoreOptions
-from steepen.requests.launching import UsesLauncher
-from steepen.requests.request import OUTPUT, Argument, Option, Request, function
+from steepen.requests.request import OUTPUT, Argument, Option, Request
 from steepen.results.evaluate import EvaluatedRuns, EvaluationResult, FilteredTasks
 from steepen.results.files import Written
 from steepen.results.runs import Run, Runs
@@ -31,8 +30,26 @@ PrecisionField: TypeAlias = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class AsJobs:
+    """Whether runs are evaluated as jobs of a launcher, and of which."""
+
+    launcher: Any = MANY(
+        "Evaluate each run as a job: local, slurm, ray or module:attribute. Default: one after another in "
+        "this process, or local with `jobs`.",
+        python="Also the launcher's class.",
+    )
+    jobs: int | None = MANY("Max runs at a time.", limits=Range(1, 10_000), flag="-j")
+    launcher_options: tuple[str, ...] = MANY(
+        "Option of the launcher, as in `steepen study`. Repeatable.",
+        (),
+        flag="--launcher-option",
+        metavar="KEY=VALUE",
+    )
+
+
 @dataclass(frozen=True)
-class Evaluate(ScoreOptions, UsesLauncher, Request["EvaluationResult | EvaluatedRuns"]):
+class Evaluate(ScoreOptions, AsJobs, Request["EvaluationResult | EvaluatedRuns"]):
     """Evaluate a checkpoint: validation loss and, on request, other scores.
 
     The others are CORE, KL effective depth and the loss at other numbers of passes. CORE outcomes are saved
@@ -78,18 +95,6 @@ class Evaluate(ScoreOptions, UsesLauncher, Request["EvaluationResult | Evaluated
     split_runs: str | None = MANY(
         "Evaluate part I of N of the runs, with I from 0 to N − 1: one job each.", metavar="I/N"
     )
-    launcher: Any = MANY(
-        "Evaluate each run as a job: local, slurm, ray or module:attribute. Default: one after another in "
-        "this process, or local with `jobs`.",
-        python="Also the launcher's class.",
-    )
-    jobs: int | None = MANY("Max runs at a time.", limits=Range(1, 10_000), flag="-j")
-    launcher_options: tuple[str, ...] = MANY(
-        "Option of the launcher, as in `steepen study`. Repeatable.",
-        (),
-        flag="--launcher-option",
-        metavar="KEY=VALUE",
-    )
 
     def check(self) -> None:
         """Reject a request without something to score, and scores that cannot be measured."""
@@ -122,7 +127,13 @@ class Evaluate(ScoreOptions, UsesLauncher, Request["EvaluationResult | Evaluated
         from steepen.evaluation.evaluate_run import evaluate as evaluate_run
 
         if self.hf is not None:
-            return self._evaluate_hugging_face(self.hf, quiet)
+            from steepen.evaluation.hf_model import evaluate_hugging_face
+
+            scores = evaluate_hugging_face(
+                self.hf, self.data, self, device=self.device, precision=self.precision,
+                trust_remote_code=self.trust_remote_code, quiet=quiet,
+            )  # fmt: skip
+            return EvaluationResult(scores, self.hf)
         runs = self._find_runs()
         launched = self.launcher is not None or self.jobs is not None or bool(self.launcher_options)
         if len(runs) != 1 or self.study is not None or self.split_runs is not None or launched:
@@ -140,15 +151,6 @@ class Evaluate(ScoreOptions, UsesLauncher, Request["EvaluationResult | Evaluated
         title, unsaved = one.checkpoint.spec.arm.title, bool(self.update_record) and not one.in_record
         return EvaluationResult(one.scores, title, one.in_record, one.saved, tuple(one.notes), unsaved)
 
-    def _evaluate_hugging_face(self, name: str, quiet: bool) -> EvaluationResult:
-        from steepen.evaluation.hf_model import evaluate_hugging_face
-
-        scores = evaluate_hugging_face(
-            name, self.data, self, device=self.device, precision=self.precision,
-            trust_remote_code=self.trust_remote_code, quiet=quiet,
-        )  # fmt: skip
-        return EvaluationResult(scores, name)
-
     def _find_runs(self) -> list[Path]:
         """The run directories that were named, and those of a study."""
         from steepen.evaluation.evaluate_many import find_runs
@@ -161,9 +163,6 @@ class Evaluate(ScoreOptions, UsesLauncher, Request["EvaluationResult | Evaluated
             paths += [Path(entry.runs_directory) / run.run for run in entry.runs]
         # A single path may also be a checkpoint, or wrong in a way that its evaluation names.
         return paths if len(paths) == 1 and not any(paths[0].glob("*/record.json")) else find_runs(paths)
-
-
-evaluate = function(Evaluate)
 
 
 def evaluate_runs(

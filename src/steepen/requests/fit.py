@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from steepen.errors import UsageError
-from steepen.requests.request import Request, function
+from steepen.requests.request import Request
 from steepen.requests.tables import TABLE, ReadsTable
 from steepen.results.chinchilla import ChinchillaResult
 from steepen.results.fit import ComputeResult
@@ -208,9 +208,6 @@ class Fit(ReadsTable, Request[FitResult]):
     def held_out(self) -> list[str]:
         """The hold-outs as text."""
         return [one if isinstance(one, str) else repr(one) for one in self.hold_out]
-
-
-fit = function(Fit)
 
 
 def _fit_compute(request: Fit, table: Table) -> ComputeResult:

@@ -1,7 +1,4 @@
-"""Options of verbs that make runs: where runs are made, how each is executed, and what they may cost.
-
-`eval` takes `UsesLauncher`, `study` takes all (`Launching`).
-"""
+"""Options of `study`: where its runs are made, how each is executed, and what they may cost."""
 
 from __future__ import annotations
 
@@ -24,8 +21,8 @@ COST = HelpPanel("Budget and cost")
 
 
 @dataclass(frozen=True)
-class UsesLauncher:
-    """Where runs are made."""
+class Launching:
+    """How the runs of a study are made, and what they may cost."""
 
     _: KW_ONLY
     launcher: Any = LAUNCHER(
@@ -43,19 +40,6 @@ class UsesLauncher:
         metavar="KEY=VALUE",
     )
 
-    @property
-    def launcher_name(self) -> str:
-        """The launcher as other processes find it: a name, or module:attribute."""
-        from steepen.utils.imports import object_name
-
-        return object_name(self.launcher, "launcher")
-
-
-@dataclass(frozen=True)
-class Launching(UsesLauncher):
-    """How the runs of a study are made, and what they may cost."""
-
-    _: KW_ONLY
     runs: Path = LAUNCHER("Directory of all runs.", Path("runs"))
     gpus_per_run: Annotated[int, Range(1, 1024)] | Literal["auto"] = LAUNCHER(
         "GPUs of each run, or auto: the fewest on which the planner expects it to fit in memory and to "
@@ -82,6 +66,13 @@ class Launching(UsesLauncher):
         "Estimate time for this fraction of the GPU's peak (0.4).", limits=Range(1e-6, 1)
     )
     dollars_per_hour: float | None = COST("Price of one GPU for an hour.", limits=Range(0, 1e6))
+
+    @property
+    def launcher_name(self) -> str:
+        """The launcher as other processes find it: a name, or module:attribute."""
+        from steepen.utils.imports import object_name
+
+        return object_name(self.launcher, "launcher")
 
     @property
     def store(self) -> RunStore:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
+from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from steepen.requests.evaluate import DeviceField, PrecisionField
-from steepen.requests.request import Argument, Option, Request, function
+from steepen.requests.request import Argument, Option, Request
 from steepen.requests.runs import RunsField
 from steepen.results.files import Written
-from steepen.results.generate import GeneratedTexts
+from steepen.results.result import Result
 from steepen.results.runs import run_path
+from steepen.results.table import Column
+from steepen.results.text import Block, Lines
 from steepen.utils.codec import Range, option
+from steepen.utils.formatting import counted, unwrapped
 from steepen.utils.values import Seed, Several
 
 RunField: TypeAlias = Annotated[
@@ -30,6 +35,45 @@ RunField: TypeAlias = Annotated[
 def _opened(checkpoint: Any, runs: Path) -> Any:
     """A path, or the network in memory that was given."""
     return run_path(checkpoint, runs) if isinstance(checkpoint, str | Path) else checkpoint
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class GeneratedTexts(Result):
+    """Generated texts without their prompts: `found[0]`, `len(found)`, `for text in found`."""
+
+    row_columns: ClassVar = {"prompt": Column(value=itemgetter(0)), "text": Column(value=itemgetter(1))}
+
+    run: str
+    passes: int | None  # None: as many as the run is evaluated at
+    seed: int
+    prompts: tuple[str, ...]
+    texts: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, place: int) -> str:
+        return self.texts[place]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.texts)
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """Every prompt with its text."""
+        return list(zip(self.prompts, self.texts, strict=True))
+
+    def headline(self) -> str:
+        """How many texts there are, and of which run."""
+        return f"{counted(len(self.texts), 'text')} of {self.run}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Run, passes, seed, and prompts with their texts."""
+        return {"run": self.run, "passes": self.passes, "seed": self.seed, "texts": self.to_rows()}
+
+    def blocks(self, width: int) -> Iterable[Block]:
+        """Every prompt with its text."""
+        return [Lines(f"{prompt}{text}\n") for prompt, text in self.rows]
 
 
 @dataclass(frozen=True)
@@ -77,8 +121,6 @@ class Generate(Request[GeneratedTexts]):
         """Print the text of a single prompt while it is generated."""
         if as_json or len(self.prompt) > 1:
             return self.run()
-        from steepen.utils.formatting import unwrapped
-
         # A terminal gets printable text only; a file or pipe gets the text as it is.
         out = sys.stdout if sys.stdout.isatty() else unwrapped(sys.stdout)
         pending = [str(self.prompt[0])]  # printed once the network is loaded
@@ -90,9 +132,6 @@ class Generate(Request[GeneratedTexts]):
         self._generate(show)
         print("".join(pending), file=out)
         return None
-
-
-generate = function(Generate)
 
 
 @dataclass(frozen=True)
@@ -132,9 +171,6 @@ class Export(Request[Written]):
         return Written(written)
 
 
-export = function(Export)
-
-
 @dataclass(frozen=True)
 class ImportModel(Request[Written]):
     """Import an exported model as a run, to evaluate, generate with or export."""
@@ -154,6 +190,3 @@ class ImportModel(Request[Written]):
 
         found = import_run(self.path, self.runs, self.out)
         return Written(found.path, found.notes, {"run": found.spec.hash})
-
-
-import_model = function(ImportModel)

@@ -10,8 +10,6 @@
 
         def run(self) -> PowerResult: ...
 
-    power = function(Power)
-
 Derived from the fields: the command and its help (`command.py`), the Python function (`function`), the checks
 when a request is constructed, JSON (`to_dict`, `decode`), and the reference pages of the documentation.
 
@@ -160,9 +158,20 @@ def function(kind: Callable[P, Request[R]]) -> Callable[P, R]:
         return kind(*args, **keywords).run()
 
     call.__name__ = call.__qualname__ = name
-    call.__module__ = request.__module__
+    call.__module__ = "steepen"
     call.__doc__ = _docstring(request)
-    call.__dict__["__signature__"] = _signature(request)
+    parameter = inspect.Parameter
+    call.__dict__["__signature__"] = inspect.Signature(
+        [
+            parameter(
+                one.name,
+                parameter.KEYWORD_ONLY if one.keyword_only else parameter.POSITIONAL_OR_KEYWORD,
+                default=parameter.empty if one.required else one.default,
+                annotation=_TypeName(type_name(one.hint)),
+            )
+            for one in fields_of(request)
+        ]
+    )
     call.__dict__["request"] = request
     return call
 
@@ -263,19 +272,6 @@ def _docstring(kind: type[Request[Any]]) -> str:
         lines += textwrap.wrap(f"{field.name} ({type_name(field.hint)}): {text}", 100, initial_indent="    ",
                                subsequent_indent="        ")  # fmt: skip
     return "\n".join(lines)
-
-
-def _signature(kind: type[Request[Any]]) -> inspect.Signature:
-    found = [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY if field.keyword_only else inspect.Parameter.POSITIONAL_OR_KEYWORD,
-            default=inspect.Parameter.empty if field.required else field.default,
-            annotation=_TypeName(type_name(field.hint)),
-        )
-        for field in fields_of(kind)
-    ]
-    return inspect.Signature(found)
 
 
 class _TypeName(str):

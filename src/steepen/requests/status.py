@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from steepen.errors import UsageError
-from steepen.requests.request import Argument, Request, function
+from steepen.requests.request import Argument, Request
 from steepen.utils.codec import Range, option
 from steepen.utils.formatting import unwrapped
 
@@ -132,6 +132,3 @@ class Serve(OfStudies, Request[None]):
             print()
         finally:
             server.server_close()
-
-
-status = function(Status)

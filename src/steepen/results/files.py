@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from steepen.results.result import Result
+from steepen.results.table import Column
 from steepen.results.text import Block, Lines
 from steepen.utils.formatting import counted, format_bytes
 
@@ -56,32 +57,26 @@ class Report(Result):
                 yield Lines(f"{self.page.parent / kind}: {count} files.")
 
 
-@dataclass(frozen=True)
-class PackedRow:
-    """What a pack holds, and where it is."""
-
-    path: str
-    study: str
-    runs: int
-    files: int
-    bytes: int  # of the file itself, or of the files unpacked from it
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Packed(Result):
     """A study as one file, or the directory that it was unpacked to."""
+
+    row_columns: ClassVar = {
+        "path": Column(value=lambda packed: str(packed.path)),
+        **{name: Column() for name in ("study", "runs", "files", "bytes")},
+    }
 
     path: Path
     study: str
     runs: int
     files: int
-    bytes: int
+    bytes: int  # of the file itself, or of the files unpacked from it
     unpacked: bool = False
 
     @property
-    def rows(self) -> list[PackedRow]:
-        """One row."""
-        return [PackedRow(str(self.path), self.study, self.runs, self.files, self.bytes)]
+    def rows(self) -> list[Packed]:
+        """What it holds, and where it is."""
+        return [self]
 
     def headline(self) -> str:
         """Where it is and what it holds."""
@@ -90,7 +85,7 @@ class Packed(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """The row itself."""
-        return asdict(self.rows[0])
+        return self.to_rows()[0]
 
     def blocks(self, width: int) -> Iterable[Block]:
         """The headline; of an unpacked study, how to look at it."""
@@ -98,16 +93,11 @@ class Packed(Result):
         yield Lines(see if self.unpacked else f"{self.headline()}.")
 
 
-@dataclass(frozen=True)
-class WrittenRow:
-    """A path that was written."""
-
-    path: Path
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Written(Result):
     """A folder or file that was written; it can be used as a path."""
+
+    row_columns: ClassVar = {"path": Column()}
 
     path: Path
     remarks: tuple[str, ...] = ()
@@ -115,9 +105,9 @@ class Written(Result):
     sentence: str = ""  # printed after the path
 
     @property
-    def rows(self) -> list[WrittenRow]:
+    def rows(self) -> list[Written]:
         """The path."""
-        return [WrittenRow(self.path)]
+        return [self]
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -18,12 +18,13 @@ from steepen.results.panel import Panel
 from steepen.results.table import (
     EVERY_COLUMN,
     WRITERS,
+    Column,
     Table,
     check_figure,
     check_report,
     check_table,
     columns_of,
-    row_dict,
+    named_columns,
     table_of,
     to_html,
     to_latex,
@@ -48,6 +49,7 @@ class Result(ABC):
     problems: tuple[Problem, ...] = ()
     arm_titles: ClassVar[dict[str, str]] = {}  # names of arms in figures; others are as the table has them
     schema: ClassVar[str] = ""  # name and version of the JSON, where programs may rely on it
+    row_columns: ClassVar[Mapping[str, Column]] = {}  # of rows whose class does not say how it is shown
 
     def with_problems(self, problems: tuple[Problem, ...]) -> Self:
         """The result with the problems of its table, which it prints first."""
@@ -62,7 +64,7 @@ class Result(ABC):
     @property
     @abstractmethod
     def rows(self) -> Sequence[Any]:
-        """The rows: frozen dataclasses whose fields say how they are shown (`Column`)."""
+        """The rows: dataclasses whose fields say how they are shown, or objects that `row_columns` shows."""
 
     @abstractmethod
     def headline(self) -> str:
@@ -104,21 +106,24 @@ class Result(ABC):
 
     def table(self, caption: str = "") -> Table:
         """The rows as people read them: the columns that a page has room for."""
-        kind = columns_of(type(self.rows[0])) if self.rows else {}
-        own, hidden = self.headings(), self.left_out()
+        own = self.headings()
         columns = [
             replace(column, header=own.get(name, column.header))
-            for name, column in kind.items()
-            if column.shown and name not in hidden
+            for name, column in self._columns().items()
+            if column.shown
         ]
         return table_of(self.rows, columns, self.headline(), caption)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The rows as dicts of Python values, every column."""
-        hidden = self.left_out()
-        return [
-            {name: value for name, value in row_dict(row).items() if name not in hidden} for row in self.rows
-        ]
+        stored = {name: column for name, column in self._columns().items() if column.stored}
+        return [{name: column.of(row) for name, column in stored.items()} for row in self.rows]
+
+    def _columns(self) -> dict[str, Column]:
+        """The columns by name, but for those that say nothing in this result."""
+        own = named_columns(self.row_columns)
+        found = (own or columns_of(type(self.rows[0]))) if self.rows else {}
+        return {name: column for name, column in found.items() if name not in self.left_out()}
 
     def to_frame(self) -> Any:
         """A pandas DataFrame of the rows (`to_rows()` is for polars and others)."""

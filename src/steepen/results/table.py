@@ -68,13 +68,24 @@ class Table:
 def columns_of(kind: type) -> dict[str, Column]:
     """The columns of a class of rows, by field."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    found: dict[str, Column] = {}
-    for one in dataclasses.fields(kind):
-        extras = typing.get_args(hints[one.name])[1:]
-        column = next((extra for extra in extras if isinstance(extra, Column)), Column())
-        header = column.header or one.name.replace("_", " ")
-        found[one.name] = replace(column, header=header, value=column.value or operator.attrgetter(one.name))
-    return found
+    extras = {one.name: typing.get_args(hints[one.name])[1:] for one in dataclasses.fields(kind)}
+    return named_columns(
+        {
+            name: next((one for one in own if isinstance(one, Column)), Column())
+            for name, own in extras.items()
+        }
+    )
+
+
+def named_columns(columns: Mapping[str, Column]) -> dict[str, Column]:
+    """Columns whose heading and value, where they have none, are those of the attribute they are named by."""
+    return {
+        name: replace(
+            column, header=column.header or name.replace("_", " "),
+            value=column.value or operator.attrgetter(name),
+        )
+        for name, column in columns.items()
+    }  # fmt: skip
 
 
 def table_of(
@@ -84,11 +95,6 @@ def table_of(
     cells = tuple(tuple(column.of(row) for column in columns) for row in rows)
     heads = tuple(column.header for column in columns)
     return Table(title, heads, cells, caption, shown=tuple(columns), rule=rule)
-
-
-def row_dict(row: Any) -> dict[str, Any]:
-    """A typed row as a dict of Python values, every stored field of it."""
-    return {name: getattr(row, name) for name, column in columns_of(type(row)).items() if column.stored}
 
 
 def formatted_rows(table: Table) -> list[list[str]]:
