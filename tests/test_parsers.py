@@ -35,8 +35,8 @@ from steepen.model.stages import MAX_PASSES
 from steepen.recipe.memory import find_accelerator
 from steepen.recipe.paper_tables import PAPER
 from steepen.recipe.recipe_choice import RecipeFile, choose_recipes, read_recipe
-from steepen.requests import decode
 from steepen.requests.data import Prepare
+from steepen.requests.request import decode
 from steepen.requests.runs import ListRuns
 from steepen.requests.study import request_of
 from steepen.requests.train import Train

@@ -18,9 +18,9 @@ from steepen.evaluation.evaluate_many import choose_part
 from steepen.evaluation.score_options import ScoreOptions
 from steepen.launch.base import Job, attempt_result
 from steepen.launch.worker import Attempt
-from steepen.requests import decode
 from steepen.requests.app import main
 from steepen.requests.evaluate import Evaluate, launch_context
+from steepen.requests.request import decode
 from steepen.runs.store import RunDirectory, RunStore
 from steepen.studies.driver.journal import Journal
 from steepen.utils.codec import to_builtins

@@ -11,7 +11,7 @@ import pytest
 
 from steepen.errors import UsageError
 from steepen.laws.ladder import read_ladders
-from steepen.requests import decode
+from steepen.requests.request import decode
 from steepen.tables.read_table import read_table
 from steepen.tables.table import table_from
 

@@ -15,12 +15,11 @@ import typer
 
 import steepen
 from steepen.errors import UsageError
-from steepen.requests import decode
 from steepen.requests.app import command_function, main, root_command
 from steepen.requests.fit import Fit
 from steepen.requests.power import Power
 from steepen.requests.registry import VERBS, load
-from steepen.requests.request import Argument, Option, Request, fields_of, function
+from steepen.requests.request import Argument, Option, Request, decode, fields_of, function
 from steepen.utils.codec import Range
 from steepen.utils.values import Duration, Integers, Numbers, Pairs, Tokens, Words
 

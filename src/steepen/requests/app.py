@@ -189,7 +189,7 @@ def shorten_types(command: Any) -> Any:
         for one in found:
             if one.param_type_name == "argument":
                 # The metavar of an argument is its name, so its type is replaced where it is printed.
-                one.display_type_rich = _argument_type
+                one.display_type_rich = lambda ctx: "<str>"  # pyright: ignore[reportUnknownLambdaType]
             elif one.metavar is None:
                 one.metavar = ""  # a flag; other options have one
         return found
@@ -198,10 +198,6 @@ def shorten_types(command: Any) -> Any:
     for one in getattr(command, "commands", {}).values():
         shorten_types(one)
     return command
-
-
-def _argument_type(ctx: Any) -> str:
-    return "<str>"
 
 
 # OpenBLAS and torch were seen to wait forever with up to 1.5 GB, where a limit left no room for a thread.

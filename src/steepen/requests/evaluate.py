@@ -152,7 +152,6 @@ class Evaluate(ScoreOptions, AsJobs, Request["EvaluationResult | EvaluatedRuns"]
         return EvaluationResult(one.scores, title, one.in_record, one.saved, tuple(one.notes), unsaved)
 
     def _find_runs(self) -> list[Path]:
-        """The run directories that were named, and those of a study."""
         from steepen.evaluation.evaluate_many import find_runs
 
         paths = list(self.runs)

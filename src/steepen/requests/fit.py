@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from steepen.errors import UsageError
 from steepen.requests.request import Request
 from steepen.requests.tables import TABLE, ReadsTable
 from steepen.results.chinchilla import ChinchillaResult
 from steepen.results.fit import ComputeResult
-from steepen.results.fits_by import FitsBy
 from steepen.results.isoflop import IsoflopResult
+from steepen.results.panel import Panel
+from steepen.results.result import Result
+from steepen.results.table import Column, Table
+from steepen.results.text import Block, Paragraph
 from steepen.utils.codec import HelpPanel, Range, option
 from steepen.utils.console import spinner
 from steepen.utils.values import Confidence, Flops, Level, Noise, Numbers, Seed
@@ -21,11 +26,10 @@ if TYPE_CHECKING:
     from steepen.laws.distributions import Prior
     from steepen.laws.fits.chinchilla import ChinchillaLoss
     from steepen.laws.isoflop_table import SweepLoss
-    from steepen.tables.table import Table
+    from steepen.studies.answer import StudyVerdict
+    from steepen.tables.table import Table as RunTable
 
 OneFit: TypeAlias = ComputeResult | ChinchillaResult | IsoflopResult
-FitResult: TypeAlias = OneFit | FitsBy
-
 # Panels of --help.
 COMPUTE = HelpPanel("Law: compute")
 CHINCHILLA = HelpPanel("Law: chinchilla, looped")
@@ -36,13 +40,110 @@ FORECASTS = HelpPanel("Registered forecasts")
 NEEDS = {  # columns of each law
     "compute": ("flops", "loss"),
     "chinchilla": ("parameters", "tokens", "loss"),
-    "looped": (
-        "passes",
-        "tokens",
-        "loss",
-    ),  # n_once and n_rec may be zero: checked where they are read
+    "looped": ("passes", "tokens", "loss"),  # n_once and n_rec may be zero: checked where they are read
     "isoflop": ("budget", "x", "loss"),
 }
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FitsBy(Result):
+    """Results by the value of the column `by`; `left_out_parts` says which values could not be fitted."""
+
+    schema = "steepen.fit.by/1"
+
+    by: str
+    results: Mapping[str, Result]
+    left_out_parts: tuple[str, ...] = ()
+
+    def __getitem__(self, value: str) -> Any:
+        """The result of a value."""
+        return self.results[value]
+
+    @property
+    def exit_code(self) -> int:
+        """That of the first result with another than 0."""
+        return max(one.exit_code for one in self.results.values())
+
+    @property
+    def verdicts(self) -> dict[str, Any]:
+        """The verdicts by arm and value, where the law has some."""
+        return {
+            f"{arm} ({value})": verdict
+            for value, one in self.results.items()
+            for arm, verdict in getattr(one, "verdicts", {}).items()
+        }
+
+    def study_verdicts(self) -> Sequence[StudyVerdict]:
+        """The verdicts of all results, each with its value."""
+        return [
+            replace(judged, part=value)
+            for value, one in self.results.items()
+            for judged in one.study_verdicts()
+        ]
+
+    def page_title(self) -> str:
+        """The first result's, and what the results are by."""
+        first = next(iter(self.results.values()))
+        return f"{first.page_title()} By {self.by}"
+
+    def page_tables(self) -> Sequence[Table]:
+        """The tables of every result under its value."""
+        return [
+            replace(table, title=f"{value}: {table.title}")
+            for value, one in self.results.items()
+            for table in one.page_tables()
+        ]
+
+    @property
+    def rows(self) -> Sequence[Any]:
+        """The rows of all results."""
+        return [row for one in self.results.values() for row in one.rows]
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """The rows of all results, with the value of the column."""
+        return [{self.by: value, **row} for value, one in self.results.items() for row in one.to_rows()]
+
+    def table(self, caption: str = "") -> Table:
+        """The tables of all results as one, with the value of the column first."""
+        inner = {value: one.table() for value, one in self.results.items()}
+        first = next(iter(inner.values()))
+        rows = tuple((value, *row) for value, one in inner.items() for row in one.rows)
+        shown = (Column(self.by), *first.shown)
+        return Table(self.headline(), (self.by, *first.columns), rows, caption, shown=shown)
+
+    def headline(self) -> str:
+        """The headline of every result."""
+        return "; ".join(f"{value}: {one.headline()}" for value, one in self.results.items())
+
+    def warnings(self) -> Sequence[str]:
+        """The warnings of all results, and the values that could not be fitted."""
+        of_results = [f"{value}: {line}" for value, one in self.results.items() for line in one.warnings()]
+        return [*self.left_out_parts, *of_results]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON of every result by value."""
+        found = {value: json.loads(one.to_json()) for value, one in self.results.items()}
+        return {"by": self.by, "results": found, "left_out": list(self.left_out_parts)}
+
+    def panels(self) -> Sequence[Panel]:
+        """The panels of all results."""
+        return [
+            replace(panel, title=f"{value}: {panel.title}", group=panel.group and f"{value}: {panel.group}")
+            for value, one in self.results.items()
+            for panel in one.panels()
+        ]
+
+    def blocks(self, width: int) -> Iterable[Block]:
+        """Every result under its value."""
+        for sentence in self.left_out_parts:
+            yield Paragraph(f" {sentence}", "left out:", "yellow")
+        for value, one in self.results.items():
+            yield Paragraph(f" {value}", f"{self.by}:", "bold")
+            yield from one.blocks(width)
+            yield Paragraph()
+
+
+FitResult: TypeAlias = OneFit | FitsBy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,18 +311,11 @@ class Fit(ReadsTable, Request[FitResult]):
         return [one if isinstance(one, str) else repr(one) for one in self.hold_out]
 
 
-def _fit_compute(request: Fit, table: Table) -> ComputeResult:
+def _fit_compute(request: Fit, table: RunTable) -> ComputeResult:
     """Fit every arm's compute law, judge the arms, and register or score forecasts."""
+    from steepen.laws import registered_forecasts as forecasts
     from steepen.laws.analysis import AnalysisRequest, analyse_table, choose_reference
     from steepen.laws.ladder import read_ladders
-    from steepen.laws.registered_forecasts import (
-        calibration,
-        read_ledger,
-        read_registered,
-        record_scores,
-        register_forecasts,
-        score_registered,
-    )
 
     if not table.has("arm"):
         table = replace(table, columns={**table.columns, "arm": ("runs",) * len(table)})
@@ -239,19 +333,19 @@ def _fit_compute(request: Fit, table: Table) -> ComputeResult:
         analysis, ladders = analyse_table(table, settings, request.held_out())
     registered, scored, over_all = (), (), None
     if request.score:
-        scored = tuple(score_registered(read_registered(request.score), arms))
-        record_scores(request.score, scored)
-        over_all = calibration(read_ledger(request.score))
+        scored = tuple(forecasts.score_registered(forecasts.read_registered(request.score), arms))
+        forecasts.record_scores(request.score, scored)
+        over_all = forecasts.calibration(forecasts.read_ledger(request.score))
     if request.register and request.budget:
-        written = register_forecasts(request.register, analysis, ladders, request.budget, arms)
-        registered = tuple(score_registered(written, {}))
+        written = forecasts.register_forecasts(request.register, analysis, ladders, request.budget, arms)
+        registered = tuple(forecasts.score_registered(written, {}))
     found = ComputeResult(
         analysis, ladders, registered, scored, over_all, full=request.full, exit_codes=request.exit_code
     )
     return replace(found, predictions=found.predict(request.predict)) if request.predict else found
 
 
-def _fit_chinchilla(request: Fit, table: Table) -> ChinchillaResult:
+def _fit_chinchilla(request: Fit, table: RunTable) -> ChinchillaResult:
     """Fit L(N, D) to every arm (one law for looped models), and compare arms with a reference."""
     from steepen.laws.chinchilla_table import fit_chinchilla_table
     from steepen.laws.fits.chinchilla import ChinchillaSettings
@@ -272,8 +366,7 @@ def _fit_chinchilla(request: Fit, table: Table) -> ChinchillaResult:
     return ChinchillaResult(found)
 
 
-def _fit_isoflop(request: Fit, table: Table) -> IsoflopResult:
-    """Fit the optimum of every sweep, and the law of the optima."""
+def _fit_isoflop(request: Fit, table: RunTable) -> IsoflopResult:
     from steepen.laws.isoflop_table import fit_isoflop_table
 
     found = fit_isoflop_table(

@@ -162,11 +162,7 @@ class Export(Request[Written]):
 
         checkpoint = _opened(self.checkpoint, self.runs)
         written = export_run(
-            checkpoint,
-            self.out,
-            self.to,
-            data_license=self.data_license,
-            include_code=self.include_code,
+            checkpoint, self.out, self.to, data_license=self.data_license, include_code=self.include_code
         )
         return Written(written)
 
@@ -177,10 +173,7 @@ class ImportModel(Request[Written]):
 
     examples = ("steepen import exported/loop-2",)
 
-    path: Annotated[
-        Path,
-        Argument("A folder that `steepen export` wrote.", metavar="DIR"),
-    ]
+    path: Annotated[Path, Argument("A folder that `steepen export` wrote.", metavar="DIR")]
     runs: Path = option("Run store; the run is a directory named by its hash.", Path("runs"))
     out: Path | None = option("Run directory to write instead.")
 

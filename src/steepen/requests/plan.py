@@ -98,11 +98,7 @@ class PlanResult(Result):
         facts, planned = self.to_dict(), self.plan.run
         yield Facts(_size(planned, facts), f"{planned.arm.title} d{planned.shape.depth}")
         yield Facts(_budget(planned, facts), "Budget")
-        hyper = [
-            (_coded(name), f"{value:.12g}{_printed(name, value)}")
-            for name, value in facts["hyperparameters"].items()
-        ]
-        yield Facts(hyper, "Hyperparameters (the paper's code)")
+        yield Facts(_hyperparameters(facts["hyperparameters"]), "Hyperparameters (the paper's code)")
         cluster = facts["cluster"]
         where = f"On {cluster['gpus']} × {cluster['gpu']} at {cluster['mfu']:.0%} MFU"
         yield Facts([*_cost(cluster), *_memory(cluster), *_communication(cluster)], f"{where} (estimates)")
@@ -188,19 +184,15 @@ def _communication(cluster: dict[str, Any]) -> Iterator[tuple[str, str]]:
         )
 
 
-def _printed(name: str, value: float) -> str:
-    """The three decimals that the paper prints of a base value with more of them."""
-    if name in ("learning_rate", "adam_eps") or round(value, 3) == value:
-        return ""
-    return f" (printed {value:.3f})"
-
-
-def _coded(name: str) -> str:
-    """A hyperparameter with the paper's code beside it: learning_rate (GLR)."""
+def _hyperparameters(values: dict[str, float]) -> Iterator[tuple[str, str]]:
     from steepen.recipe.hyperparameters import paper_code
 
-    code = paper_code(name)
-    return name if code is None else f"{name} ({code})"
+    for name, value in values.items():
+        code = paper_code(name)
+        # The paper prints three decimals of a base value with more of them.
+        rounded = name not in ("learning_rate", "adam_eps") and round(value, 3) != value
+        printed = f" (printed {value:.3f})" if rounded else ""
+        yield name if code is None else f"{name} ({code})", f"{value:.12g}{printed}"
 
 
 def _stages(values: Sequence[int]) -> str:

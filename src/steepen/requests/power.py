@@ -123,7 +123,6 @@ class PowerResult(Result):
 
 
 def _further(found: FurtherRuns) -> Iterable[Block]:
-    """The further runs that would settle the question."""
     goal = percent(found.goal)
     what = "that the arm is better or worse" if found.question == "better" else "that the gain changes"
     if not found.path:

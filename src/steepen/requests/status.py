@@ -49,29 +49,23 @@ class Status(OfStudies, Request["Progress"]):
     def run(self) -> Progress:
         """The progress as the files have it now."""
         from steepen.results.study import Status as Progress
-        from steepen.studies.driver.journal import (
-            Journal,
-            find_preparing,
-            find_study_folder,
-            list_preparing,
-            read_journals,
-        )
+        from steepen.studies.driver import journal as journals
         from steepen.studies.driver.study_status import study_status, with_mistuned
 
         if self.study is None:
             check_directory(self.studies)
-            journals, unreadable = read_journals(self.studies)
-            found = tuple(study_status(journal, self.runs) for journal in journals)
-            preparing = tuple(list_preparing(self.studies))
+            readable, unreadable = journals.read_journals(self.studies)
+            found = tuple(study_status(journal, self.runs) for journal in readable)
+            preparing = tuple(journals.list_preparing(self.studies))
             return Progress(found, preparing, unreadable, directory=str(self.studies))
         try:
-            folder = find_study_folder(str(self.study), self.studies)
+            folder = journals.find_study_folder(str(self.study), self.studies)
         except UsageError:
-            name = find_preparing(str(self.study), self.studies)
+            name = journals.find_preparing(str(self.study), self.studies)
             if name is None:
                 raise
             return Progress((), (name,), alone=True)
-        return Progress((with_mistuned(study_status(Journal.read(folder), self.runs)),), alone=True)
+        return Progress((with_mistuned(study_status(journals.Journal.read(folder), self.runs)),), alone=True)
 
     def run_in_terminal(self, as_json: bool = False) -> Any:
         """Print it once, or with `watch` again and again until the study has ended."""

@@ -86,7 +86,9 @@ class StudyRequest(Launching, Request[Any]):
     @classmethod
     def check_words(cls, words: Sequence[str]) -> None:
         """Reject an option of other studies, and name them."""
-        flags = {name: _flag(name) for name in OPTIONS}
+        shown = {name: next(one for one in get_args(hint) if isinstance(one, Option))
+                 for name, hint in OPTIONS.items()}  # fmt: skip
+        flags = {name: one.flag or f"--{name.replace('_', '-')}" for name, one in shown.items()}
         given = {word.partition("=")[0] for word in words}
         for name in OPTIONS.keys() - cls.entry.options.keys():
             if flags[name] in given:
@@ -219,7 +221,6 @@ class StudyRequest(Launching, Request[Any]):
             print(f"{run.name} was not evaluated: {why}", file=sys.stderr)
 
     def _dry_run(self, context: StudyContext, folder: Path) -> DryRun:
-        """The runs that the study would make next; starts and writes nothing."""
         from steepen.studies.driver.dry_run import dry_run
         from steepen.studies.synthetic import SIMULATED_RECORDS
 
@@ -252,11 +253,6 @@ def _notes(context: StudyContext, folder: Path) -> list[str]:
     return [note for note in notes if note is not None]
 
 
-def _flag(option: str) -> str:
-    shown = next(extra for extra in get_args(OPTIONS[option]) if isinstance(extra, Option))
-    return shown.flag or f"--{option.replace('_', '-')}"
-
-
 def request_of(study: str | Callable[..., Any]) -> type[StudyRequest]:
     """The request of a study by name, by `module:function`, or of a function itself."""
     return _request_of(find_study(study))
@@ -264,11 +260,14 @@ def request_of(study: str | Callable[..., Any]) -> type[StudyRequest]:
 
 @functools.cache
 def _request_of(entry: StudyEntry) -> type[StudyRequest]:
-    own = [
-        (name, _with_parts(entry, hint) if name == "parts" else hint,
-         dataclasses.field(default=_missing(hint), kw_only=True))
-        for name, hint in entry.options.items()
-    ]  # fmt: skip
+    own: list[Any] = []
+    for name, hint in entry.options.items():
+        kind, *extras = get_args(hint)
+        if name == "parts":
+            words = f"Only this part of the study: {', '.join(entry.parts)}. Repeatable."
+            extras = [replace(extras[0], help=words, panel=PANEL)]
+        missing = False if kind is bool else () if "tuple" in str(kind) else None
+        own.append((name, Annotated[(kind, *extras)], dataclasses.field(default=missing, kw_only=True)))
     question = f"{entry.question}\n\n" if entry.question else ""
     words = {
         "entry": entry,
@@ -278,19 +277,6 @@ def _request_of(entry: StudyEntry) -> type[StudyRequest]:
     }
     name = "".join(word.capitalize() for word in re.split(r"\W", entry.name))
     return dataclasses.make_dataclass(name, own, bases=(StudyRequest,), frozen=True, namespace=words)
-
-
-def _missing(hint: Any) -> Any:
-    """The value of an option that is not given."""
-    kind = get_args(hint)[0]
-    return False if kind is bool else () if "tuple" in str(kind) else None
-
-
-def _with_parts(entry: StudyEntry, hint: Any) -> Any:
-    """The option `parts` with the names of the study's parts in its help."""
-    kind, option = get_args(hint)
-    words = f"Only this part of the study: {', '.join(entry.parts)}. Repeatable."
-    return Annotated[kind, replace(option, help=words, panel=PANEL)]
 
 
 def study(study: str | Callable[..., Any], preset: Any = "tiny", **settings: Any) -> Study:

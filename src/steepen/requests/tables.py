@@ -127,11 +127,7 @@ def _write_table(tables: Sequence[Table], path: Path) -> None:
 
 
 def as_table(
-    data: Any,
-    *,
-    columns: Mapping[str, str] | None = None,
-    where: Sequence[str] = (),
-    at: str = "final",
+    data: Any, *, columns: Mapping[str, str] | None = None, where: Sequence[str] = (), at: str = "final"
 ) -> Table:
     """A table of runs from a file's path or from data in memory.
 
@@ -147,11 +143,10 @@ def as_table(
         data, name = rows, str(data)
     if isinstance(data, str | Path):
         return read_table(data, columns=columns, where=where, at=at)
-    else:
-        found = _columns(data)
-        if not found:
-            raise UsageError(f"the {name} has no columns.")
-        return table_from(found, name).rename(columns or {}).where(where)
+    found = _columns(data)
+    if not found:
+        raise UsageError(f"the {name} has no columns.")
+    return table_from(found, name).rename(columns or {}).where(where)
 
 
 def _own_runs(path: Path) -> list[dict[str, Any]] | None:
@@ -166,13 +161,16 @@ def _own_runs(path: Path) -> list[dict[str, Any]] | None:
 
 
 def _columns(data: Any) -> dict[str, Sequence[Any]]:
-    """The columns of data in memory, by name."""
     if hasattr(data, "to_rows"):  # Runs, or another result of this package
         data = data.to_rows()
     if isinstance(data, Mapping):
         return {str(key): list(values) for key, values in data.items()}
     if isinstance(data, list | tuple):
-        return _columns_of_rows(list(data))
+        wrong = next((row for row in data if not isinstance(row, Mapping)), None)
+        if wrong is not None:
+            raise UsageError(f"a list with a {type(wrong).__name__} is not a table of runs; give {ACCEPTED}.")
+        keys = dict.fromkeys(str(key) for row in data for key in row)
+        return {key: [row.get(key) for row in data] for key in keys}
     if callable(getattr(data, "to_pydict", None)):  # pyarrow
         return _unique(data.column_names, data.to_pydict())
     if hasattr(data, "columns") and hasattr(data, "__getitem__"):  # pandas, polars: iterates the values
@@ -183,14 +181,6 @@ def _columns(data: Any) -> dict[str, Sequence[Any]]:
     if arrow is None:
         raise UsageError(f"a {type(data).__name__} is not a table of runs; give {ACCEPTED}.")
     return _unique(arrow.column_names, arrow.to_pydict())
-
-
-def _columns_of_rows(rows: list[Any]) -> dict[str, Sequence[Any]]:
-    wrong = next((row for row in rows if not isinstance(row, Mapping)), None)
-    if wrong is not None:
-        raise UsageError(f"a list with a {type(wrong).__name__} is not a table of runs; give {ACCEPTED}.")
-    names = list(dict.fromkeys(str(key) for row in rows for key in row))
-    return {key: [row.get(key) for row in rows] for key in names}
 
 
 def _arrow(data: Any) -> Any:

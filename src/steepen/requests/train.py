@@ -162,13 +162,17 @@ class Train(SpecFields, TrainOptions, Request["Run"]):
     def _train(self, dataset: Dataset, run: RunSpec, quiet: bool, as_json: bool = False) -> RunRecord | None:
         """Train here or on ranks, then evaluate if asked to; returns the record."""
         from steepen.distributed.environment import process_environment
+        from steepen.distributed.processes import NodeGroup
+        from steepen.launch.worker import NODES_VARIABLE
         from steepen.runs.store import RunStore
         from steepen.training.trainer import train as train_run
 
         store, place, wanted = RunStore(self.runs), process_environment(), self._scores()
         if self.gpus is not None and place.size > 1:
             raise UsageError("`gpus` starts the processes itself: leave it out under torchrun or srun.")
-        nodes = node_group() if place.size == 1 else None
+        # The nodes of this run, as a launcher has set them for this process; None: this one only.
+        listed = os.environ.get(NODES_VARIABLE) if place.size == 1 else None
+        nodes = None if listed is None else NodeGroup.parse(listed)
         if ((self.gpus or 1) > 1 or nodes is not None) and store.record(run) is None:
             self._train_on_ranks(dataset, run, nodes)
             if nodes is not None:  # the record may not be visible here yet
@@ -192,7 +196,6 @@ class Train(SpecFields, TrainOptions, Request["Run"]):
         return found
 
     def _evaluate(self, dataset: Dataset, run: RunSpec, wanted: ScoreOptions, show: bool) -> RunRecord | None:
-        """Score the finished run; returns its record with the scores."""
         from steepen.evaluation.evaluate_run import evaluate
         from steepen.results.evaluate import score_blocks
         from steepen.results.text import print_blocks
@@ -241,15 +244,6 @@ class Train(SpecFields, TrainOptions, Request["Run"]):
         for note in notes:
             text = f"note: {with_flags(type(self), note)}"
             print(wrap_to_terminal(text, sys.stderr), file=sys.stderr)
-
-
-def node_group() -> NodeGroup | None:
-    """The nodes of this run, as a launcher has set them for this process; None: this one only."""
-    from steepen.distributed.processes import NodeGroup
-    from steepen.launch.worker import NODES_VARIABLE
-
-    text = os.environ.get(NODES_VARIABLE)
-    return None if text is None else NodeGroup.parse(text)
 
 
 def _check_gpus(gpus: int, nodes: int, device: str, sequences: int) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from steepen.results.panel import Panel
 from steepen.results.result import Result
-from steepen.results.table import Column, Table, table_of
+from steepen.results.table import Column, table_of
 from steepen.results.text import Block, Lines, Paragraph
 from steepen.utils.formatting import counted
 
@@ -92,8 +92,16 @@ def score_blocks(scores: Mapping[str, Any]) -> Iterator[Block]:
             f"KL effective depth {depth['depth']} of {depth['executed']} executed blocks "
             f"(peak after {depth['peak']}, {depth['tokens']:,} tokens); nats after 0, 1, …: {curve}"
         )
-    if curve := scores.get("test_time_passes"):
-        yield from _passes(curve)
+    if passes := scores.get("test_time_passes"):
+        pairs = zip(passes["passes"], passes["differences"], strict=True)
+        parts = ", ".join(f"{count}: {difference:+.4f}" for count, difference in pairs)
+        if parts:
+            yield Lines(f"loss at k passes minus loss at {passes['trained']}: {parts}")
+        if left := passes["unsupported_passes"]:
+            yield Lines(
+                f"passes {', '.join(map(str, left))} are not supported: untied cores run one pass each, "
+                "and a network without a core runs only one."
+            )
     if core := scores.get("core"):
         yield from _core(core)
 
@@ -119,21 +127,17 @@ def _validation(scores: Mapping[str, Any]) -> Iterator[Block]:
     )
 
 
-def _passes(curve: Mapping[str, Any]) -> Iterator[Block]:
-    pairs = zip(curve["passes"], curve["differences"], strict=True)
-    parts = ", ".join(f"{passes}: {difference:+.4f}" for passes, difference in pairs)
-    if parts:
-        yield Lines(f"loss at k passes minus loss at {curve['trained']}: {parts}")
-    if left := curve["unsupported_passes"]:
-        yield Lines(
-            f"passes {', '.join(map(str, left))} are not supported: untied cores run one pass each, "
-            "and a network without a core runs only one."
-        )
-
-
 def _core(core: Mapping[str, Any]) -> Iterator[Block]:
-    """A table of CORE scores by task, and their means."""
-    yield core_table(core)
+    columns = [
+        Column("task", value=lambda row: row[0]),
+        Column("shots", value=lambda row: row[1]["shots"]),
+        Column("examples", value=lambda row: row[1]["examples"]),
+        Column("accuracy", ".4f", value=lambda row: row[1]["accuracy"]),
+        Column("chance", ".4f", value=lambda row: row[1]["baseline"]),
+        Column("centred", ".4f", value=lambda row: row[1]["centered"]),
+        Column("answer NLL", ".4f", value=lambda row: row[1]["nll"]),
+    ]
+    yield table_of(list(core["tasks"].items()), columns, f"CORE, convention: {core['convention']}")
     spread = "" if core["core22_seed_sd"] is None else f" ± {core['core22_seed_sd']:.4f} over seeds"
     subset = "" if core["examples"] is None else f", at most {core['examples']:,} examples per task"
     if core["core22"] is not None:
@@ -148,20 +152,6 @@ def _core(core: Mapping[str, Any]) -> Iterator[Block]:
             f"mean of {len(core['tasks'])} tasks: centred {core['mean_centered']:.4f}, "
             f"answer NLL {core['mean_nll']:.4f}{subset}"
         )
-
-
-def core_table(core: Mapping[str, Any]) -> Table:
-    """CORE by task."""
-    columns = [
-        Column("task", value=lambda row: row[0]),
-        Column("shots", value=lambda row: row[1]["shots"]),
-        Column("examples", value=lambda row: row[1]["examples"]),
-        Column("accuracy", ".4f", value=lambda row: row[1]["accuracy"]),
-        Column("chance", ".4f", value=lambda row: row[1]["baseline"]),
-        Column("centred", ".4f", value=lambda row: row[1]["centered"]),
-        Column("answer NLL", ".4f", value=lambda row: row[1]["nll"]),
-    ]
-    return table_of(list(core["tasks"].items()), columns, f"CORE, convention: {core['convention']}")
 
 
 @dataclass(frozen=True)

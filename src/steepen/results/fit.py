@@ -189,7 +189,6 @@ class ComputeResult(Result):
 
     @property
     def _brief(self) -> int:
-        """Rows of answers in the brief form."""
         return MAX_PAIRS_IN_BRIEF if self.analysis.pairs else MAX_ROWS_IN_BRIEF
 
     def _what_else(self, verdicts: int, warnings: int) -> str:
@@ -356,14 +355,12 @@ def multiplier_table(multipliers: Mapping[str, Sequence[Multiplier]]) -> Table:
             rows.append((arm, method, own[0], own[-1]))
     columns = [Column("arm", value=lambda row: row[0]), Column("method", value=lambda row: row[1])]
     for place in (2, 3):
-        columns.append(Column("at", _budget, value=operator.itemgetter(place), align="right"))
+        columns.append(
+            Column("at", lambda m: format_flops(m.flops, 2), value=operator.itemgetter(place), align="right")
+        )
         columns.append(Column("multiplier", _multiplier, value=operator.itemgetter(place), align="right"))
     title = "multipliers at each method's lowest and highest budget" + " († extrapolated)" * beyond
     return table_of(rows, columns, title)
-
-
-def _budget(multiplier: Multiplier) -> str:
-    return format_flops(multiplier.flops, 2)
 
 
 def _multiplier(m: Multiplier) -> str:

@@ -14,21 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from steepen.errors import UsageError
+from steepen.results import table as tables
 from steepen.results.panel import Panel
-from steepen.results.table import (
-    EVERY_COLUMN,
-    WRITERS,
-    Column,
-    Table,
-    check_figure,
-    check_report,
-    check_table,
-    columns_of,
-    named_columns,
-    table_of,
-    to_html,
-    to_latex,
-)
+from steepen.results.table import Column, Table, columns_of, named_columns
 from steepen.utils.formatting import counted
 
 if TYPE_CHECKING:
@@ -112,7 +100,7 @@ class Result(ABC):
             for name, column in self._columns().items()
             if column.shown
         ]
-        return table_of(self.rows, columns, self.headline(), caption)
+        return tables.table_of(self.rows, columns, self.headline(), caption)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The rows as dicts of Python values, every column."""
@@ -142,17 +130,23 @@ class Result(ABC):
 
     def to_latex(self, caption: str = "", label: str = "") -> str:
         """A booktabs table of the rows, rounded for people; within a float where a caption is given."""
-        return "".join(f"% {line}\n" for line in self.legend()) + to_latex(self.table(caption), label)
+        return "".join(f"% {line}\n" for line in self.legend()) + tables.to_latex(self.table(caption), label)
 
     def write_table(self, path: str | Path) -> Path:
         """Write the rows as .tex (booktabs), .md (both rounded) or .csv (every column and digit)."""
         from steepen.utils.files import write_atomically
 
         target = Path(path)
-        check_table(target)
+        tables.check_table(target)
         kind = target.suffix.lower()
         notes = "".join(f"% {line}\n" for line in self.legend()) if kind == ".tex" else ""
-        write_atomically(target, notes + WRITERS[kind](self._raw() if kind in EVERY_COLUMN else self.table()))
+        if kind in tables.EVERY_COLUMN:
+            rows = self.to_rows()
+            names = tuple(rows[0]) if rows else ()
+            table = Table(self.headline(), names, tuple(tuple(row.values()) for row in rows))
+        else:
+            table = self.table()
+        write_atomically(target, notes + tables.WRITERS[kind](table))
         return target
 
     def plot(self, ax: Any = None, panel: int | str = 0) -> Any:
@@ -186,7 +180,7 @@ class Result(ABC):
         from steepen.report.figure import save_panels
         from steepen.report.figure_options import figure_options
 
-        check_figure(Path(path))
+        tables.check_figure(Path(path))
         chosen = figure_options(options)
         panels = chosen.apply(self.panels())
         if not panels:
@@ -207,13 +201,17 @@ class Result(ABC):
         from steepen.utils.files import write_atomically
 
         target, chosen = Path(path), figure_options(options)
-        check_report(target)
+        tables.check_report(target)
         blocks = list(self.blocks(WIDTH))
         verdicts = self.study_verdicts()
         # Sentences of verdicts are on the page as verdicts.
         texts = [
             b.text for b in blocks if isinstance(b, Lines) or (isinstance(b, Paragraph) and not verdicts)
         ]
+        problems = tuple((one.severity, one.place, one.what, one.done) for one in self.problems)
+        listed = [Table("Problems of the table", ("", "where", "what", "done"), problems)] if problems else []
+        count = sum(one.severity != "note" for one in self.problems)
+        caution = f"The table had {counted(count, 'problem')}; what was done is in its list of problems."
         answer = Answer(
             "fit",
             self.page_title(),
@@ -222,9 +220,9 @@ class Result(ABC):
             values={},
             verdicts=tuple(verdicts),
             panels=tuple(chosen.apply(self.panels())),
-            tables=(*self._problem_tables(), *self.page_tables()),
+            tables=(*listed, *self.page_tables()),
             warnings=tuple(self.warnings()),
-            cautions=tuple(self._cautions()),
+            cautions=(caution,) if count else (),
         )
         write_atomically(target, render_page([LoadedStudy("", answer, {}, ())], titles=chosen.titles))
         return target
@@ -259,17 +257,6 @@ class Result(ABC):
 
         return to_text(self._all_blocks)
 
-    def _cautions(self) -> list[str]:
-        """One sentence about the problems of the table, where some are more than notes."""
-        count = sum(one.severity != "note" for one in self.problems)
-        text = f"The table had {counted(count, 'problem')}; what was done is in its list of problems."
-        return [text] if count else []
-
-    def _problem_tables(self) -> list[Table]:
-        """The problems of the table as a table; none where there are none."""
-        rows = tuple((one.severity, one.place, one.what, one.done) for one in self.problems)
-        return [Table("Problems of the table", ("", "where", "what", "done"), rows)] if rows else []
-
     def _all_blocks(self, width: int) -> Iterable[Block]:
         """The problems of the table, worst first, then the result."""
         from steepen.results.text import Paragraph
@@ -290,16 +277,10 @@ class Result(ABC):
 
     def _repr_html_(self) -> str:
         below = "".join(f"<p>{escape(line)}</p>" for line in self.legend())
-        return f"<p>{escape(self.headline())}</p>{to_html(self.table())}{below}"
-
-    def _raw(self) -> Table:
-        """Every stored column, under the fields' own names."""
-        rows = self.to_rows()
-        names = tuple(rows[0]) if rows else ()
-        return Table(self.headline(), names, tuple(tuple(row.values()) for row in rows))
+        return f"<p>{escape(self.headline())}</p>{tables.to_html(self.table())}{below}"
 
 
-def to_pandas(rows: Sequence[Mapping[str, Any]], index: str | None = None) -> Any:
+def to_pandas(rows: Sequence[Mapping[str, Any]]) -> Any:
     """A pandas DataFrame of rows; raises UsageError if pandas is not installed."""
     import importlib
 
@@ -310,5 +291,4 @@ def to_pandas(rows: Sequence[Mapping[str, Any]], index: str | None = None) -> An
             "to_frame() makes a pandas DataFrame, and pandas is not installed: `pip install pandas`, or use "
             "to_rows(), which polars and others read."
         ) from None
-    frame = pandas.DataFrame(list(rows))
-    return frame.set_index(index) if index is not None and len(frame) else frame
+    return pandas.DataFrame(list(rows))

@@ -194,7 +194,6 @@ def curves_panel(runs: Iterable[Run]) -> Panel:
 
 
 def _chart(runs: Sequence[Run], width: int) -> Iterator[Block]:
-    """The loss curves as text, if any run has one."""
     chart = text_plot([run.curve() for run in runs], min(80, width))
     if chart:
         yield Lines("\ntraining loss over tokens\n" + "\n".join(chart))

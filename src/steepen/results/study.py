@@ -289,7 +289,6 @@ class Status(Result):
 
 
 def _line(study: StudyStatus) -> str:
-    """State, runs by status, FLOPs done and left, ETA."""
     counts = ", ".join(f"{count} {name}" for name, count in study.counts.items() if count)
     line = f"{study.name}: {study.state}, batch {study.batches}; {len(study.runs)} runs requested"
     line += f" ({counts})" if counts else ""

@@ -27,7 +27,7 @@ from steepen.utils.formatting import format_column, format_value, is_number
 
 @dataclass(frozen=True)
 class Column:
-    """How one column is shown: its heading, the format of its values, what it means.
+    """How one column is shown: its heading and the format of its values.
 
     In a class of rows it annotates a field, `gamma: Annotated[float, Column("γ")]`; with `value` it is a
     column by itself, computed from a row.
@@ -35,7 +35,6 @@ class Column:
 
     header: str = ""  # "": the field's name, with spaces
     format: str | Callable[[Any], str] = ""  # ".4f" or a function; "": one number of decimals for the column
-    help: str = ""
     value: Callable[[Any], Any] | None = None
     shown: bool = True  # False: only where every column is wanted, as in CSV and frames
     stored: bool = True  # False: only where people read it

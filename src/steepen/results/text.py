@@ -60,7 +60,15 @@ def print_blocks(blocks: Blocks, console: Console | None = None) -> None:
         elif isinstance(block, Table):
             console.print(grid(block))
         elif isinstance(block, Facts):
-            console.print(_facts(block))
+            facts = Grid(
+                title=Text(block.title) if block.title else None, title_justify="left", title_style="bold",
+                box=None, show_header=False,
+            )  # fmt: skip
+            facts.add_column(no_wrap=True, style="dim", min_width=9)
+            facts.add_column(overflow="fold")
+            for name, value in block.pairs:
+                facts.add_row(Text(name), Text(value))
+            console.print(facts)
         elif isinstance(block, Lines):
             console.print(Text(block.text), soft_wrap=not console.is_terminal)
         else:
@@ -93,18 +101,6 @@ def grid(table: Table) -> Grid:
     styles = [column.styles for column in table.shown] or [{}] * len(table.columns)
     for row in formatted_rows(table):
         found.add_row(*(Text(cell, own.get(cell, "")) for cell, own in zip(row, styles, strict=True)))
-    return found
-
-
-def _facts(facts: Facts) -> Grid:
-    found = Grid(
-        title=Text(facts.title) if facts.title else None, title_justify="left", title_style="bold", box=None,
-        show_header=False,
-    )  # fmt: skip
-    found.add_column(no_wrap=True, style="dim", min_width=9)
-    found.add_column(overflow="fold")
-    for name, value in facts.pairs:
-        found.add_row(Text(name), Text(value))
     return found
 
 
