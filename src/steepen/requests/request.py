@@ -22,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import json
 import re
 import textwrap
 import types
@@ -116,13 +117,15 @@ class Request(ABC, Generic[R_co]):
         """JSON values that `requests.decode` reads; raises UsageError for a table or arm in memory."""
         value: dict[str, Any] = {"request": self.verb_name()}
         for field in fields_of(type(self)):
-            value[field.name] = to_builtins(getattr(self, field.name))
-            if not _is_json(value[field.name]):
-                kind = type(getattr(self, field.name)).__name__
+            own = getattr(self, field.name)
+            value[field.name] = to_builtins(own)
+            try:
+                json.dumps(value[field.name])
+            except TypeError:
                 raise UsageError(
-                    f"`{field.name}` is a {kind} in memory, which JSON cannot hold; write it to a file and "
-                    "give its path, or name it module:attribute."
-                )
+                    f"`{field.name}` is a {type(own).__name__} in memory, which JSON cannot hold; write it "
+                    "to a file and give its path, or name it module:attribute."
+                ) from None
         return value
 
 
@@ -242,14 +245,6 @@ def _plain(hint: Any) -> Any:
     options = [option for option in typing.get_args(hint) if option is not type(None)]
     is_union = type(None) in typing.get_args(hint)
     return _plain(options[0]) if is_union and len(options) == 1 else hint
-
-
-def _is_json(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(map(_is_json, cast("list[Any]", value)))
-    if isinstance(value, dict):
-        return all(map(_is_json, cast("dict[str, Any]", value).values()))
-    return value is None or isinstance(value, str | int | float | bool)
 
 
 def type_name(hint: Any) -> str:

@@ -10,7 +10,7 @@ from steepen.launch.cost_estimate import makespan
 from steepen.results.result import Result
 from steepen.results.table import Column, Table, columns_of, table_of
 from steepen.results.text import Block, Lines
-from steepen.utils.formatting import format_bytes, format_duration
+from steepen.utils.formatting import counted, format_bytes, format_duration
 
 GPU_HINT_SECONDS = 3 * 86400.0  # estimates on a CPU above this suggest a GPU
 
@@ -148,7 +148,7 @@ class DryRun(Result):
             how += f" on up to {self.most_gpus} GPUs"
         shared = f" ({self.flops + self.shared_flops:.3g} if each trained alone)" if self.shared_flops else ""
         yield Lines(
-            f"{_runs(len(self.runs))} to make ({done}): {self.flops:.3g} FLOPs{shared}, {work}, "
+            f"{counted(len(self.runs), 'run')} to make ({done}): {self.flops:.3g} FLOPs{shared}, {work}, "
             f"{format_duration(self.seconds)} {how} ({self.speed})."
         )
         if not self.data_known:
@@ -160,13 +160,9 @@ class DryRun(Result):
             yield Lines(f"Cost: ${self.dollars:,.2f}{later}, at ${self.dollars_per_hour:g} per GPU-hour.")
         if self.later_runs:
             yield Lines(
-                f"then about {_runs(self.later_runs, 'more ')}, {self.later_flops:.3g} FLOPs (their settings "
-                "depend on results)."
+                f"then about {counted(self.later_runs, 'more run')}, {self.later_flops:.3g} FLOPs (their "
+                "settings depend on results)."
             )
         if self.on_cpu and self.seconds > GPU_HINT_SECONDS:
             days = f"{self.seconds / 86400:,.0f} days on CPUs"
             yield Lines(f"That is {days}; `--gpu h100` estimates it for a GPU.")
-
-
-def _runs(count: int, kind: str = "") -> str:
-    return f"{count} {kind}{'run' if count == 1 else 'runs'}"

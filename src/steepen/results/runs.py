@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -551,26 +550,22 @@ def text_plot(
 
     Every column shows the mean of the points in it. Values that are not finite are left out.
     """
-    points = [
-        [(float(a), float(b)) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
-        for x, y in curves
-    ]
-    every = [point for curve in points for point in curve]
-    if not every:
+    import numpy as np
+
+    points = [np.array(curve, float).reshape(2, -1) for curve in curves]
+    points = [curve[:, np.isfinite(curve).all(axis=0)] for curve in points]
+    every = np.concatenate([np.empty((2, 0)), *points], axis=1)
+    if not every.size:
         return []
-    left, right = min(x for x, _ in every), max(x for x, _ in every)
-    low, high = min(y for _, y in every), max(y for _, y in every)
+    (left, low), (right, high) = every.min(axis=1).tolist(), every.max(axis=1).tolist()
     labels = [f"{high:.3f}", f"{low:.3f}"]
     margin = max(map(len, labels))
     columns = max(8, width - margin - 2)
     grid = [[" "] * columns for _ in range(height)]
-    for number, curve in enumerate(points):
-        bins: dict[int, list[float]] = {}
-        for x, y in curve:
-            place = (x - left) / (right - left) if right > left else 0.0
-            bins.setdefault(round(place * (columns - 1)), []).append(y)
-        for column, values in bins.items():
-            share = (sum(values) / len(values) - low) / (high - low) if high > low else 0.5
+    for number, (x, y) in enumerate(points):
+        places = np.rint((x - left) / ((right - left) or 1) * (columns - 1)).astype(int)
+        for column in np.unique(places):
+            share = (y[places == column].mean() - low) / (high - low) if high > low else 0.5
             grid[height - 1 - round(share * (height - 1))][column] = MARKS[number % len(MARKS)]
     lines = [
         f"{(labels[0] if row == 0 else labels[1] if row == height - 1 else '').rjust(margin)} │"
