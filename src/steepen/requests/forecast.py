@@ -57,11 +57,6 @@ class ForecastResult(Result):
             *(ForecastRow(arm, "", flops, score) for arm, flops, score in found.at_targets()),
         ]  # fmt: skip
 
-    @property
-    def score_title(self) -> str:
-        """What is forecast."""
-        return "CORE" if self.forecast.is_core else "mean centred accuracy"
-
     def headline(self) -> str:
         """What was fitted, and how well."""
         found, fit = self.forecast, self.forecast.fit
@@ -100,7 +95,8 @@ class ForecastResult(Result):
         """The fit, the check on held-out runs, the forecasts, and the compute to match GPT-3."""
         from steepen.evaluation.forecast import MIN_RUNS
 
-        found, name = self.forecast, self.score_title
+        found = self.forecast
+        name = "CORE" if found.is_core else "mean centred accuracy"
         yield Lines(self.headline())
         for run, result in found.hold_out_scores:
             yield Lines(

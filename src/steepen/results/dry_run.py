@@ -87,11 +87,6 @@ class DryRun(Result):
         return makespan([run.seconds for run in self.runs], self.slots, gpus, self.available)
 
     @property
-    def most_gpus(self) -> int:
-        """GPUs that are in use at most, where none were named."""
-        return sum(sorted((run.gpus for run in self.runs), reverse=True)[: self.slots])
-
-    @property
     def dollars(self) -> float | None:
         """Cost of the listed runs, where a price is known."""
         return self._price(self.gpu_seconds)
@@ -145,7 +140,8 @@ class DryRun(Result):
         if self.available:
             how = f"on {self.available} GPUs"
         elif several:
-            how += f" on up to {self.most_gpus} GPUs"
+            most = sum(sorted((run.gpus for run in self.runs), reverse=True)[: self.slots])
+            how += f" on up to {most} GPUs"
         shared = f" ({self.flops + self.shared_flops:.3g} if each trained alone)" if self.shared_flops else ""
         yield Lines(
             f"{counted(len(self.runs), 'run')} to make ({done}): {self.flops:.3g} FLOPs{shared}, {work}, "
