@@ -207,22 +207,27 @@ def comparison_table(found: ChinchillaTableFit) -> Table:
     )
 
 
+def resolved(multiplier: float, p: float, growth: float, p_growth: float) -> str:
+    """Whether the arm is better, and whether the gain grows: what of it is resolved, in words."""
+    head = "no difference is resolved" if p >= LEVEL else "better" if multiplier > 1 else "worse"
+    if p_growth >= LEVEL:
+        return head
+    subject, trend = "the gain" if multiplier > 1 else "its multiplier", "grows" if growth > 1 else "shrinks"
+    return f"{head}, and {subject} {trend} with compute"
+
+
 def comparison_sentence(found: ChinchillaTableFit, arm: str) -> str:
     """What the comparison of an arm with the reference says."""
     one = found.comparisons[arm]
-    better, grows = answers(found, arm)
     p, p_growth = found.p_better[arm], found.p_growth[arm]
-    head = {"not resolved": "no difference is resolved"}.get(better, better)
-    if grows != MISSING:
-        subject = "the gain" if one.multiplier.value > 1 else "its multiplier"
-        head += f", and {subject} {grows} with compute"
+    head = resolved(one.multiplier.value, p, one.growth, p_growth)
     low, high = one.growth_interval
     confidence = percent(found.first.fit.settings.confidence)
     ends = ", ".join(_multiplier(m) for m in one.multipliers)
     middle = one.multiplier
     interval = f"{confidence} {middle.interval[0]:.3f} to {middle.interval[1]:.3f}; p = {p:.2g}"
     needs = f"It needs {_multiplier(middle)} (multiplier {middle.value:.3f}, {interval})"
-    if better == "not resolved":  # no direction is shown
+    if p >= LEVEL:  # no direction is shown
         at = format_flops(middle.flops)
         needs = f"The multiplier is {middle.value:.3f} at {at} FLOPs ({interval})"
     text = (

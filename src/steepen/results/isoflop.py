@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from steepen.results.chinchilla import LEVEL
+from steepen.results.chinchilla import LEVEL, resolved
 from steepen.results.panel import Panel
 from steepen.results.result import Result
 from steepen.results.table import Column, Table, table_of
@@ -138,10 +138,8 @@ def comparison_sentence(found: IsoflopTableFit, arm: str) -> str:
     one, parts = found.comparisons[arm], list[str]()
     if (mean := one.multiplier) is not None:
         p = found.p_better[arm]
-        head = "no difference is resolved" if p >= LEVEL else "better" if mean.value > 1 else "worse"
-        if one.growth is not None and found.p_growth[arm] < LEVEL:
-            subject = "the gain" if mean.value > 1 else "its multiplier"
-            head += f", and {subject} {'grows' if one.growth.value > 1 else 'shrinks'} with compute"
+        known = (one.growth.value, found.p_growth[arm]) if one.growth is not None else (1.0, 1.0)
+        head = resolved(mean.value, p, *known)
         ends = f"{mean.interval[0]:.3f} to {mean.interval[1]:.3f}; p = {p:.2g}"
         over = f"on average over {len(one.budgets)} budgets"
         needs = f"It needs {compute_factor(mean.value)} {over} (multiplier {mean.value:.3f}, {ends})"
