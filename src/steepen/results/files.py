@@ -73,11 +73,6 @@ class Packed(Result):
     bytes: int  # of the file itself, or of the files unpacked from it
     unpacked: bool = False
 
-    @property
-    def rows(self) -> list[Packed]:
-        """What it holds, and where it is."""
-        return [self]
-
     def headline(self) -> str:
         """Where it is and what it holds."""
         size = f"{self.files} files, {format_bytes(self.bytes)}"
@@ -103,11 +98,6 @@ class Written(Result):
     remarks: tuple[str, ...] = ()
     contents: dict[str, Any] = field(default_factory=dict[str, Any])  # further values of the JSON
     sentence: str = ""  # printed after the path
-
-    @property
-    def rows(self) -> list[Written]:
-        """The path."""
-        return [self]
 
     @property
     def notes(self) -> tuple[str, ...]:

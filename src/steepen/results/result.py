@@ -50,9 +50,12 @@ class Result(ABC):
         return 0
 
     @property
-    @abstractmethod
     def rows(self) -> Sequence[Any]:
-        """The rows: dataclasses whose fields say how they are shown, or objects that `row_columns` shows."""
+        """The rows: dataclasses whose fields say how they are shown, or objects that `row_columns` shows.
+
+        By default there is one, the result itself.
+        """
+        return [self]
 
     @abstractmethod
     def headline(self) -> str:

@@ -123,11 +123,6 @@ class Run(Result):
         """The metrics as a pandas DataFrame: step, loss, learning rate, gradient norm, speed, …"""
         return to_pandas(self.metrics_rows())
 
-    @property
-    def rows(self) -> list[Run]:
-        """The run itself."""
-        return [self]
-
     def headline(self) -> str:
         """Run, arm, depth, status and loss."""
         loss = self.fields.get("loss")

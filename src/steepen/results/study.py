@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rich.cells import cell_len
 
@@ -218,23 +218,20 @@ def _fitting(table: Table, width: int) -> list[Table]:
 NOT_ENDED = ("running", "failed", "interrupted", "unknown")
 
 
-@dataclass(frozen=True)
-class StatusRow:
-    """One study: how far it is."""
-
-    study: str
-    state: str
-    done: Annotated[float, Column("done (FLOPs)", ".0%")]
-    runs: int
-    finished: int
-    flops_left: Annotated[float, Column("FLOPs left")]
-    seconds_left: Annotated[float | None, Column("time left")]
-    message: Annotated[str, Column(shown=False)]
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Status(Result):
     """The progress of studies; `alone`: one was asked for by name."""
+
+    row_columns: ClassVar = {
+        "study": Column(value=lambda one: one.name),
+        "state": Column(),
+        "done": Column("done (FLOPs)", ".0%", value=done_fraction),
+        "runs": Column(value=lambda one: len(one.runs)),
+        "finished": Column(value=lambda one: one.counts["finished"]),
+        "flops_left": Column("FLOPs left"),
+        "seconds_left": Column("time left"),
+        "message": Column(shown=False),
+    }
 
     studies: tuple[StudyStatus, ...]
     preparing: tuple[str, ...] = ()  # studies whose data is being prepared: they have no runs yet
@@ -243,15 +240,9 @@ class Status(Result):
     directory: str = "studies"
 
     @property
-    def rows(self) -> list[StatusRow]:
+    def rows(self) -> tuple[StudyStatus, ...]:
         """One row per study."""
-        return [
-            StatusRow(
-                one.name, one.state, done_fraction(one), len(one.runs), one.counts["finished"],
-                one.flops_left, one.seconds_left, one.message,
-            )
-            for one in self.studies
-        ]  # fmt: skip
+        return self.studies
 
     @property
     def state(self) -> Literal["preparing", "running", "ended"]:
