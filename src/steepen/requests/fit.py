@@ -255,10 +255,11 @@ class Fit(ReadsTable, Request[FitResult]):
             raise UsageError("`x`, `predict` and `exit_code` are for `law` compute.")
         if self.law == "isoflop" and self.irreducible_loss is not None:
             raise UsageError("`irreducible_loss` is for the laws that have one, not for `law` isoflop.")
-        if (self.register or self.score) and self.law != "compute":
-            raise UsageError("`register` and `score` are for `law` compute.")
-        if (self.register or self.score) and self.by:
-            raise UsageError("forecasts are of one data set: choose it with `where`, not with `by`.")
+        if self.register or self.score:
+            if self.law != "compute":
+                raise UsageError("`register` and `score` are for `law` compute.")
+            if self.by:
+                raise UsageError("forecasts are of one data set: choose it with `where`, not with `by`.")
         if self.register and self.budget is None:
             raise UsageError("say with `budget` at which FLOPs to forecast, for `register`.")
         if self.score and not self.score.is_file():

@@ -189,7 +189,8 @@ def family_panel(arms: Sequence[Arm], depth: int = 8) -> Panel:
 
         def add(stage: str, count: int, solid: bool = True, row: int = row) -> None:
             nonlocal x
-            places.setdefault((stage, solid), []).extend((x + i + 1, float(row)) for i in range(count))
+            if count:
+                places.setdefault((stage, solid), []).extend((x + i + 1, float(row)) for i in range(count))
             x += count
 
         add("prelude", blocks.prelude)
@@ -202,16 +203,12 @@ def family_panel(arms: Sequence[Arm], depth: int = 8) -> Panel:
         add("coda", blocks.coda)
     series: list[Series] = []
     order = {"prelude": 0, "coda": 2}
-    stages = sorted({stage for stage, _ in places}, key=lambda name: (order.get(name, 1), name))
-    for stage in stages:
-        for solid in (True, False):
-            own = places.get((stage, solid), [])
-            if own:
-                xs, ys = tuple(p[0] for p in own), tuple(p[1] for p in own)
-                note = "" if solid else "added by growth"
-                series.append(Series(stage, "points", xs, ys, marker="block", filled=solid, note=note))
+    for stage, solid in sorted(places, key=lambda one: (order.get(one[0], 1), one[0], not one[1])):
+        xs, ys = zip(*places[stage, solid], strict=True)
+        note = "" if solid else "added by growth"
+        series.append(Series(stage, "points", xs, ys, marker="block", filled=solid, note=note))
     if operators:
-        xs, ys = tuple(p[0] for p in operators), tuple(p[1] for p in operators)
+        xs, ys = zip(*operators, strict=True)
         series.append(Series("boundary operator", "points", xs, ys, marker="cross"))
     return Panel(
         f"Blocks executed at d{depth}",

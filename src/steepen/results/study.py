@@ -196,10 +196,7 @@ def _fitting(table: Table, width: int) -> list[Table]:
                   if arm_key(row[place]) != "vanilla"}  # fmt: skip
         rows = [[*row[:place], _title(row[place]), *row[place + 1 :]] for row in rows]
     # Two columns more than its longest cell: a space, and the place of a rule.
-    wide = [
-        max(cell_len(cell) for cell in (name, *(row[i] for row in rows))) + 2
-        for i, name in enumerate(table.columns)
-    ]
+    wide = [max(map(cell_len, cells)) + 2 for cells in zip(table.columns, *rows, strict=True)]
     parts: list[list[int]] = [[]]
     for i in range(len(wide)):
         if len(parts[-1]) > 1 and sum(wide[k] for k in parts[-1]) + wide[i] > width - 1:

@@ -62,6 +62,11 @@ class Table:
     shown: tuple[Column, ...] = field(default=(), compare=False, metadata={"transient": True})
     rule: bool = field(default=True, compare=False, metadata={"transient": True})  # a line below the head
 
+    @property
+    def how(self) -> tuple[Column, ...]:
+        """How every column is shown."""
+        return self.shown or (Column(),) * len(self.columns)
+
 
 @functools.cache
 def columns_of(kind: type) -> dict[str, Column]:
@@ -106,7 +111,7 @@ def formatted_rows(table: Table) -> list[list[str]]:
 
 def _formatted(table: Table, index: int, values: list[Any]) -> list[str]:
     """A column by its own format, else with one number of decimals for all its values."""
-    form = table.shown[index].format if table.shown else ""
+    form = table.how[index].format
     if form == "":
         return format_column(values)
     if callable(form):
@@ -117,9 +122,8 @@ def _formatted(table: Table, index: int, values: list[Any]) -> list[str]:
 
 def right_columns(table: Table) -> list[bool]:
     """Which columns are aligned to the right: those that say so, and those of numbers."""
-    numeric = numeric_columns(table)
-    align = [column.align for column in table.shown] or [""] * len(numeric)
-    return [own == "right" or (own == "" and numbers) for own, numbers in zip(align, numeric, strict=True)]
+    both = zip(table.how, numeric_columns(table), strict=True)
+    return [column.align == "right" or (column.align == "" and numbers) for column, numbers in both]
 
 
 def numeric_columns(table: Table) -> list[bool]:

@@ -94,13 +94,12 @@ def grid(table: Table) -> Grid:
         box=SIMPLE_HEAD if table.rule else None, show_header=any(table.columns),
         padding=(0, 1 if table.rule else 2, 0, 0), pad_edge=False,
     )  # fmt: skip
-    whole = [column.whole for column in table.shown] or [False] * len(table.columns)
-    for name, right, own in zip(table.columns, right_columns(table), whole, strict=True):
+    for name, right, column in zip(table.columns, right_columns(table), table.how, strict=True):
         side = "right" if right else "left"
-        found.add_column(Text(name), justify=side, no_wrap=right or own, overflow="fold")
-    styles = [column.styles for column in table.shown] or [{}] * len(table.columns)
+        found.add_column(Text(name), justify=side, no_wrap=right or column.whole, overflow="fold")
     for row in formatted_rows(table):
-        found.add_row(*(Text(cell, own.get(cell, "")) for cell, own in zip(row, styles, strict=True)))
+        pairs = zip(row, table.how, strict=True)
+        found.add_row(*(Text(cell, column.styles.get(cell, "")) for cell, column in pairs))
     return found
 
 
