@@ -196,10 +196,11 @@ class VariantBlock(TransformerBlock):
             weights = scores.gather(-1, chosen).softmax(-1)
         if torch.is_grad_enabled() and variant.balance == "bias":
             excess = self.loss_weight * (load / chosen.numel() - 1 / experts)
-            weights = _LoadGradient.apply(weights, self.choice_bias, BIAS_GRADIENT * excess)
+            weights = _WithGradient.apply(weights, self.choice_bias, BIAS_GRADIENT * excess)
         elif torch.is_grad_enabled() and variant.balance == "loss":
             term = _balance_loss(scores.view(*x.shape[:-1], -1), chosen.view(*x.shape[:-1], -1))
-            weights = _AddLoss.apply(weights, BALANCE_WEIGHT * self.loss_weight * term)
+            term = BALANCE_WEIGHT * self.loss_weight * term
+            weights = _WithGradient.apply(weights, term, torch.ones_like(term))
         # Tokens in the order of their experts, so that each expert is one GEMM.
         order = chosen.flatten().argsort(stable=True)
         back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
@@ -238,30 +239,19 @@ def _balance_loss(scores: Tensor, chosen: Tensor) -> Tensor:
     return experts * (fraction * scores.softmax(-1).mean(-2)).sum(-1).mean()
 
 
-class _LoadGradient(torch.autograd.Function):
-    """Return the weights, and give the bias the excess load as its gradient: the optimizer, its checkpoints
-    and the sum over ranks then do what a rule of its own would have to.
+class _WithGradient(torch.autograd.Function):
+    """Return the weights, and give another tensor a gradient.
+
+    To a term of the loss 1, as if it had been added to the loss. To the bias the excess load: the optimizer,
+    its checkpoints and the sum over ranks then do what a rule of its own would have to.
     """
 
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, bias: Tensor, excess: Tensor) -> Tensor:
-        ctx.save_for_backward(excess.to(bias.dtype))
+    def forward(ctx: Any, weights: Tensor, other: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient.to(other.dtype))
         return weights.view_as(weights)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        (excess,) = ctx.saved_tensors
-        return grads[0], excess, None
-
-
-class _AddLoss(torch.autograd.Function):
-    """Return the weights, and give a term of the loss the gradient 1, as if it had been added to the loss."""
-
-    @staticmethod
-    def forward(ctx: Any, weights: Tensor, term: Tensor) -> Tensor:
-        ctx.dtype = term.dtype
-        return weights.view_as(weights)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        return grads[0], torch.ones((), dtype=ctx.dtype, device=grads[0].device)
+        (gradient,) = ctx.saved_tensors
+        return grads[0], gradient, None
