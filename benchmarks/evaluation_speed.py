@@ -25,7 +25,7 @@ import torch
 
 from steepen.data import Tokenizer
 from steepen.evaluation.core.bundle import Bundle
-from steepen.evaluation.core.prefix_tree import make_batches, make_rows
+from steepen.evaluation.core.prefix_tree import make_batches, make_rows, padded_length
 from steepen.evaluation.core.prompt_encoding import TaskEncoder
 from steepen.evaluation.core.run_suite import CoreOptions, evaluate_core
 from steepen.model.arms import find_arm
@@ -77,7 +77,7 @@ def count(bundle: Bundle, examples: int | None) -> None:
         size = min(len(task.items), examples or len(task.items))
         encoded = [encoder.example(index, 0) for index in range(size)]
         rows = [row for example in encoded for row in make_rows(example, 0)]
-        padded = [batch.tokens.size for batch in make_batches(rows, 131_072, 1 << 26)]
+        padded = [len(batch) * padded_length(batch) for batch in make_batches(rows, 131_072, 1 << 26)]
         separate = sum(len(sequence) for example in encoded for sequence in example.sequences)
         numbers = [separate, sum(map(len, rows)), sum(padded), len(padded)]
         totals = [total + number for total, number in zip(totals, numbers, strict=True)]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from steepen.data import Tokenizer
 from steepen.evaluation.core.bundle import Bundle, Item, Task
-from steepen.evaluation.core.prefix_tree import Batch, make_batches, make_rows, split_batch
+from steepen.evaluation.core.prefix_tree import Row, make_batches, make_rows, padded_length
 from steepen.evaluation.core.prompt_encoding import TaskEncoder
 from steepen.evaluation.core.results import Outcome, SuiteScores, TaskScore, make_outcome
 from steepen.evaluation.core.run_suite import CoreOptions, evaluate_core
@@ -279,10 +279,10 @@ def test_answers_of_one_token_need_no_branch(tokenizer: Tokenizer) -> None:
     assert len(tokenizer.encode(" mat")) == len(tokenizer.encode(" tree")) == 1
     task = Task("t", "multiple_choice", Path("x"), 0, " ", 0.5, items)
     (row,) = make_rows(TaskEncoder(task, tokenizer, 96).example(0, 0), 0)
-    assert row.branch_ids is None and len(row) == 1 + len(tokenizer.encode("the cat sat on the"))
+    assert row.tree is None and len(row) == 1 + len(tokenizer.encode("the cat sat on the"))
 
 
-def batches_of(tokenizer: Tokenizer, bundle: Bundle, budget: int) -> list[Batch]:
+def batches_of(tokenizer: Tokenizer, bundle: Bundle, budget: int) -> list[list[Row]]:
     encoder = TaskEncoder(bundle.task("choose"), tokenizer, 96)
     rows = [row for index in range(14) for row in make_rows(encoder.example(index, 0), 6 * index)]
     return list(make_batches(rows, budget, 1 << 20))
@@ -291,9 +291,10 @@ def batches_of(tokenizer: Tokenizer, bundle: Bundle, budget: int) -> list[Batch]
 def test_batches_stay_within_the_budget_and_contain_every_row(tokenizer: Tokenizer, bundle: Bundle) -> None:
     batches = batches_of(tokenizer, bundle, 120)
     assert len(batches) > 3
-    assert all(batch.tokens.size <= 120 or len(batch.tokens) == 1 for batch in batches)
-    slots = np.concatenate([batch.span_ids for batch in batches])
-    whole = np.concatenate([batch.span_ids for batch in batches_of(tokenizer, bundle, 1 << 20)])
+    assert all(len(batch) * padded_length(batch) <= 120 or len(batch) == 1 for batch in batches)
+    slots = np.concatenate([row.span_ids for batch in batches for row in batch])
+    together = batches_of(tokenizer, bundle, 1 << 20)
+    whole = np.concatenate([row.span_ids for batch in together for row in batch])
     assert np.array_equal(np.sort(slots), np.sort(whole))
 
 
@@ -317,12 +318,3 @@ def test_batch_too_large_for_the_device_is_scored_in_halves(
     most = 0
     with pytest.raises(torch.cuda.OutOfMemoryError):
         Scorer(network).score(batches, 84)
-
-
-def test_batch_halves_contain_every_row(tokenizer: Tokenizer, bundle: Bundle) -> None:
-    for batch in batches_of(tokenizer, bundle, 1 << 20):
-        if len(batch.tokens) > 1:
-            a, b = split_batch(batch)
-            assert np.array_equal(np.concatenate([a.tokens, b.tokens]), batch.tokens)
-            assert np.array_equal(np.concatenate([a.targets, b.targets]), batch.targets)
-            assert np.array_equal(np.concatenate([a.rows, b.rows + len(a.tokens)]), batch.rows)

@@ -11,7 +11,7 @@ import pytest
 from steepen.data import Tokenizer
 from steepen.errors import UsageError
 from steepen.evaluation.core.bundle import Bundle
-from steepen.evaluation.core.run_suite import CoreOptions, CoreProgress, evaluate_core, settings_key
+from steepen.evaluation.core.run_suite import CoreOptions, evaluate_core, settings_key
 from steepen.model.network import Network
 
 Make = Callable[..., Network]
@@ -61,8 +61,8 @@ def test_interrupted_evaluation_resumes(
 ) -> None:
     whole = evaluate_core(network, tokenizer, bundle)
 
-    def stop(now: CoreProgress) -> None:
-        if now.job.startswith("ending"):
+    def stop(stage: str, done: float, total: float, *, detail: str = "", tokens: int | None = None) -> None:
+        if detail.startswith("ending"):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -75,9 +75,11 @@ def test_interrupted_evaluation_resumes(
         "choose_shots.seed2.jsonl",
     ]
     seen: list[str] = []
-    again = evaluate_core(
-        network, tokenizer, bundle, folder=tmp_path, progress=lambda now: seen.append(now.job)
-    )
+
+    def see(stage: str, done: float, total: float, *, detail: str = "", tokens: int | None = None) -> None:
+        seen.append(detail)
+
+    again = evaluate_core(network, tokenizer, bundle, folder=tmp_path, progress=see)
     assert again == whole
     assert {what.split(",")[0] for what in seen} == {"ending", "complete"}
 
@@ -134,9 +136,12 @@ def test_tasks_can_be_chosen(network: Network, tokenizer: Tokenizer, bundle: Bun
 
 
 def test_progress_increases_to_the_total(network: Network, tokenizer: Tokenizer, bundle: Bundle) -> None:
-    seen: list[CoreProgress] = []
-    evaluate_core(network, tokenizer, bundle, CoreOptions(token_budget=200), progress=seen.append)
-    shares = [now.done / now.total for now in seen]
+    shares: list[float] = []
+
+    def see(stage: str, done: float, total: float, *, detail: str = "", tokens: int | None = None) -> None:
+        shares.append(done / total)
+
+    evaluate_core(network, tokenizer, bundle, CoreOptions(token_budget=200), progress=see)
     assert shares == sorted(shares) and shares[0] < 0.1 and shares[-1] == pytest.approx(1.0)
 
 

@@ -88,55 +88,9 @@ class WaitingRun:
         """FLOPs per token, to which the time of an evaluation is proportional."""
         return expected_flops(self.checkpoint.spec) / self.checkpoint.spec.tokens
 
-    @property
-    def name(self) -> str:
-        """Arm, depth and directory."""
-        spec = self.checkpoint.spec
-        return f"{spec.arm.name} d{spec.shape.depth} ({self.run.name})"
-
 
 # Runs with their scores, or with the reason why there are none.
 Measured: TypeAlias = Iterator[tuple[WaitingRun, Evaluation | str]]
-
-
-@dataclass
-class TimeLeft:
-    """How many of some evaluations are done, and how long the others will take at the same speed."""
-
-    costs: Sequence[float]
-    begun: float  # time.monotonic()
-    done: int = 0
-    spent: float = 0.0  # cost of those that are done
-
-    def add(self, cost: float) -> float:
-        """Count one that is done; returns the seconds left."""
-        self.done += 1
-        self.spent += cost
-        left = max(0.0, sum(self.costs) - self.spent) if self.done < len(self.costs) else 0.0
-        return (time.monotonic() - self.begun) * left / self.spent
-
-
-def find_waiting_runs(
-    runs: Sequence[Path], data: str, options: ScoreOptions
-) -> tuple[ManyScores, list[WaitingRun]]:
-    """Sort runs into those without a checkpoint, those that have the scores, and those to evaluate.
-
-    `data` is the identity of the dataset.
-    """
-    found = ManyScores()
-    waiting: list[WaitingRun] = []
-    for run in runs:
-        try:
-            checkpoint = find_checkpoint(run)
-        except SteepenError as error:
-            found.failed[run] = str(error)
-            continue
-        key = request_key(options, checkpoint, data)
-        if key in _done(checkpoint):
-            found.skipped.append(run)
-        else:
-            waiting.append(WaitingRun(run, checkpoint, key))
-    return found, waiting
 
 
 def evaluate_many(
@@ -153,13 +107,26 @@ def evaluate_many(
     from steepen.data import Dataset
 
     dataset = Dataset.open(data) if isinstance(data, str | Path) else data
-    found, waiting = find_waiting_runs(runs, dataset.identity, options)
+    found = ManyScores()
+    waiting: list[WaitingRun] = []
+    for run in runs:
+        try:
+            checkpoint = find_checkpoint(run)
+        except SteepenError as error:
+            found.failed[run] = str(error)
+            continue
+        key = request_key(options, checkpoint, dataset.identity)
+        if key in _done(checkpoint):
+            found.skipped.append(run)
+        else:
+            waiting.append(WaitingRun(run, checkpoint, key))
     if count := len(found.skipped):
         _report(f"{count} {'run has' if count == 1 else 'runs have'} these scores already.")
-    left = TimeLeft([one.cost for one in waiting], time.monotonic())
-    for one, measured in measure(waiting, dataset):
-        seconds = left.add(one.cost)
-        name = f"{left.done}/{len(left.costs)} {one.name}"
+    left, begun = sum(one.cost for one in waiting), time.monotonic()
+    spent = 0.0
+    for done, (one, measured) in enumerate(measure(waiting, dataset), start=1):
+        spec = one.checkpoint.spec
+        name = f"{done}/{len(waiting)} {spec.arm.name} d{spec.shape.depth} ({one.run.name})"
         if isinstance(measured, str):
             found.failed[one.run] = measured
             _report(f"{name}: failed: {measured}")
@@ -167,7 +134,9 @@ def evaluate_many(
             found.evaluated.append(measured)
             write_json(_done_file(one.checkpoint), sorted({*_done(one.checkpoint), one.key}))
             _report(f"{name}: {_words(measured.scores)}")
-        if left.done < len(left.costs):
+        spent, left = spent + one.cost, left - one.cost
+        if done < len(waiting):
+            seconds = (time.monotonic() - begun) * max(0.0, left) / spent
             _report(f"about {format_duration(seconds)} left")
     return found
 

@@ -1,9 +1,9 @@
 """Evaluate a checkpoint: validation loss, CORE, KL effective depth, test-time passes; save the scores.
 
-The flow: `evaluate` finds the checkpoint and joins the ranks; `_evaluate` chooses where scores may be
-saved, loads the network once and calls `measure`, which makes every measurement that was asked for;
-`save_scores` writes them beside the checkpoint and, for the last one, into the run's record. Only the
-examples of CORE are shared out among ranks: everything else takes seconds.
+The flow: `evaluate` finds the checkpoint, joins the ranks, chooses where scores may be saved, loads the
+network once and calls `measure`, which makes every measurement that was asked for; `save_scores` writes them
+beside the checkpoint and, for the last one, into the run's record. Only the examples of CORE are shared out
+among ranks: everything else takes seconds.
 
 Scores by another tokenizer than the run's have a directory of their own, because they cannot be compared.
 """
@@ -11,7 +11,7 @@ Scores by another tokenizer than the run's have a directory of their own, becaus
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.load import LoadedRun, RunCheckpoint, find_checkpoint, load
 from steepen.evaluation.score_options import DEPTH_TOKENS, ScoreOptions
 from steepen.evaluation.score_store import (
+    Evaluation,
     check_record_update,
     has_run_tokenizer,
     save_scores,
@@ -32,17 +33,6 @@ if TYPE_CHECKING:
     from steepen.distributed.world import World
 
 RANK_TIMEOUT = 7200.0  # seconds that ranks wait for rank 0, which measures all but CORE
-
-
-@dataclass
-class Evaluation:
-    """The scores of a checkpoint, and where they were saved."""
-
-    checkpoint: RunCheckpoint
-    scores: dict[str, Any]
-    in_record: bool = False  # whether they are in the run's record
-    saved: Path | None = None
-    notes: list[str] = field(default_factory=list[str])
 
 
 def evaluate(
@@ -77,66 +67,55 @@ def evaluate(
             f"{context:,}."
         )
     place = process_environment()
-    if place.size == 1:
-        return _evaluate(checkpoint, dataset, options, update_record, device, precision, quiet)
     own, shared = rank_device(device, place.local_rank, place.size)
     with joined_world(own, shared_device=shared, timeout=RANK_TIMEOUT) as world:
-        if world.is_main:
-            return _evaluate(checkpoint, dataset, options, update_record, str(own), precision, quiet, world)
-        if options.bundle is not None:  # only the examples of CORE are shared out
-            run = load(checkpoint, data=dataset, device=str(own), precision=precision)
-            with stage_progress(quiet=True) as progress:
-                _measure_core(run, dataset, options, None, progress, world)
-        return Evaluation(checkpoint, {})
+        if not world.is_main:
+            if options.bundle is not None:  # only the examples of CORE are shared out
+                run = load(checkpoint, data=dataset, device=own, precision=precision)
+                _measure_core(run, dataset, options, None, None, world)
+            return Evaluation(checkpoint, {})
+        directory = scores_directory(checkpoint)
+        check_record_update(checkpoint, update_record)
+        same_tokenizer = has_run_tokenizer(checkpoint, dataset, update_record)
+        if not same_tokenizer:
+            # A separate directory: scores with two tokenizers must not be merged into one file.
+            directory, update_record = directory / "other-data" / dataset.identity[:12], False
+        with writable_directory(directory) as (folder, problem):
+            try:
+                run = load(checkpoint, data=dataset, device=own, precision=precision)
+                scores = measure(run, dataset, options, folder=folder, quiet=quiet, world=world)
+            except KeyboardInterrupt as interrupt:
+                if options.core is not None and problem is None:
+                    interrupt.add_note("Finished tasks are saved; run the same command again to resume.")
+                raise
+            if same_tokenizer:
+                scores["tokenizer"] = dataset.manifest.tokenizer.sha256
+            saved = save_scores(checkpoint, scores, update_record, folder=folder, problem=problem)
+    saved.notes[:0] = _warnings(dataset, options, same_tokenizer)
+    used = scores["kl_depth"]["tokens"] if options.kl_depth else None
+    if options.kl_depth_tokens is not None and used not in (None, options.kl_depth_tokens):
+        saved.notes.append(
+            f"`kl_depth_tokens` = {options.kl_depth_tokens:,}: {used:,} were used, the largest multiple of "
+            "the context that fits."
+        )
+    return saved
 
 
-def _evaluate(
-    checkpoint: RunCheckpoint,
-    dataset: Dataset,
-    options: ScoreOptions,
-    update_record: bool | None,
-    device: str,
-    precision: str,
-    quiet: bool,
-    world: World | None = None,
-) -> Evaluation:
-    """Measure and save on the main rank, or in the only process."""
-    notes: list[str] = []
-    directory = scores_directory(checkpoint)
-    check_record_update(checkpoint, update_record)
-    same_tokenizer = has_run_tokenizer(checkpoint, dataset, update_record)
+def _warnings(dataset: Dataset, options: ScoreOptions, same_tokenizer: bool) -> list[str]:
+    """Why scores may not be comparable with others."""
+    found: list[str] = []
     if not same_tokenizer:
-        notes.append(
+        found.append(
             f"{dataset.directory} is not what the run was trained on, and the tokenizer of the run is not "
             "recorded; the scores are meaningful only if the tokenizer is the same, and will not be added "
             "to the run's record."
         )
-        # A separate directory: scores with two tokenizers must not be merged into one file.
-        directory, update_record = directory / "other-data" / dataset.identity[:12], False
     if options.bundle is not None and options.bundle.altered_core:
-        notes.append(
+        found.append(
             f"{options.bundle.directory} is not the published CORE bundle: its tasks have other examples or "
             "settings, so these scores cannot be compared with published ones (`steepen eval fetch-core`)."
         )
-    with writable_directory(directory) as (folder, problem):
-        try:
-            run = load(checkpoint, data=dataset, device=device, precision=precision)
-            scores = measure(run, dataset, options, folder=folder, quiet=quiet, world=world)
-        except KeyboardInterrupt as interrupt:
-            if options.core is not None and problem is None:
-                interrupt.add_note("Finished tasks are saved; run the same command again to resume.")
-            raise
-        if same_tokenizer:
-            scores["tokenizer"] = dataset.manifest.tokenizer.sha256
-        saved = save_scores(checkpoint, scores, update_record, folder=folder, problem=problem)
-    notes += saved.notes
-    used = scores["kl_depth"]["tokens"] if options.kl_depth else None
-    if options.kl_depth_tokens is not None and used not in (None, options.kl_depth_tokens):
-        notes.append(
-            f"`kl_depth_tokens` = {options.kl_depth_tokens:,}: {used:,} were used, the largest multiple of "
-            "the context that fits."
-        )
-    return Evaluation(checkpoint, scores, saved.in_record, saved.file, notes)
+    return found
 
 
 def measure(
@@ -168,9 +147,7 @@ def measure(
     if dataset.identity == spec.data.identity:
         scores["tokenizer"] = dataset.manifest.tokenizer.sha256
     with stage_progress(quiet) as progress:
-        found = validate(
-            network, validation, passes, progress=lambda done, total: progress("validation", done, total)
-        )
+        found = validate(network, validation, passes, partial(progress, "validation"))
         if not math.isfinite(found.loss):
             raise SteepenError(f"the validation loss of {run.checkpoint.checkpoint.path} is {found.loss}.")
         scores["validation"] = found.to_dict()
@@ -183,16 +160,12 @@ def measure(
                 passes,
                 threshold=options.kl_threshold,
                 direction=options.kl_direction,
-                progress=lambda done, total: progress("KL effective depth", done, total),
+                progress=partial(progress, "KL effective depth"),
             ).to_dict()
         if options.passes:
-            scores["test_time_passes"] = measure_test_time_passes(
-                network,
-                validation,
-                options.passes,
-                passes,
-                progress=lambda done, total: progress("passes at test time", done, total),
-            ).to_dict()
+            report = partial(progress, "passes at test time")
+            curve = measure_test_time_passes(network, validation, options.passes, passes, report)
+            scores["test_time_passes"] = curve.to_dict()
         if options.bundle is not None:
             scores["core"] = _measure_core(run, dataset, options, folder, progress, world)
     return scores
@@ -203,7 +176,7 @@ def _measure_core(
     dataset: Dataset,
     scores: ScoreOptions,
     folder: Path | None,
-    progress: StageProgressCallback,
+    progress: StageProgressCallback | None,
     world: World | None = None,
 ) -> dict[str, Any]:
     from steepen.evaluation.core.run_suite import evaluate_core, settings_key
@@ -215,7 +188,7 @@ def _measure_core(
     settings = {
         "bundle": bundle.identity,
         "tokenizer": tokenizer.identity,
-        "weights": run.checkpoint.weights_sha256,
+        "weights": run.checkpoint.checkpoint.sha256,
         "passes": run.passes,
         "precision": run.precision,
         "examples": options.examples,
@@ -231,7 +204,7 @@ def _measure_core(
         options,
         passes=run.passes,
         folder=outcomes,
-        progress=lambda now: progress("CORE", now.done, now.total, detail=now.job),
+        progress=progress,
         world=world,
     ).to_dict()
     # Equal keys mean equal settings; seeds and tasks may differ between requests, and are in the scores.

@@ -8,10 +8,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +31,7 @@ MAX_CONTEXT = 2048  # of a prompt or window; longer contexts are not used, so th
 PROBE_TOLERANCE = 1e-4  # relative to the largest logit
 
 
-@dataclass(frozen=True)
-class Sizes:
+class Sizes(NamedTuple):
     """What the scorer asks about a network's shape."""
 
     context: int
@@ -190,7 +188,7 @@ def evaluate_hugging_face(
                 model,
                 tokenizer,
                 validation_texts(dataset, options.validation_tokens),
-                progress=lambda done, total: progress("validation", done, total),
+                partial(progress, "validation"),
             )
         if options.bundle is not None:
             core = evaluate_core(
@@ -198,7 +196,7 @@ def evaluate_hugging_face(
                 tokenizer,
                 options.bundle,
                 options.core_options,
-                progress=lambda now: progress("CORE", now.done, now.total, detail=now.job),
+                progress=progress,
             ).to_dict()
             scores["core"] = core | {"bundle": options.bundle.identity, "examples": options.core_examples}
     return scores

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from steepen.data import ValidationSet
 from steepen.errors import UsageError
-from steepen.evaluation.validation_loss import tensor_batches
+from steepen.evaluation.validation_loss import Measured, tensor_batches
 from steepen.model.network import Network
 
 Direction = Literal["final-to-block", "block-to-final"]
@@ -27,7 +27,7 @@ THRESHOLD = 2.0  # nats (Figure "Growth and looping raise KL effective depth")
 
 
 @dataclass(frozen=True)
-class KLDepth:
+class KLDepth(Measured):
     """KL divergence before the first and after each executed block, and the effective depth."""
 
     convention: str  # CONVENTION
@@ -41,12 +41,6 @@ class KLDepth:
     direction: Direction
     tokens: int
     identity: str  # of the token set
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()
-        }
 
 
 def effective_depth(curve: tuple[float, ...] | list[float], threshold: float = THRESHOLD) -> tuple[int, int]:

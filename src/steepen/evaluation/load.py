@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from steepen.runs.spec import RunSpec
     from steepen.training.checkpoint import Checkpoint
 
-PRECISIONS = ("fp32", "bf16")
-
 
 @dataclass(frozen=True)
 class RunCheckpoint:
@@ -51,11 +49,6 @@ class RunCheckpoint:
     def is_final(self) -> bool:
         """Whether this is the last step of the run."""
         return self.step == self.spec.steps
-
-    @property
-    def weights_sha256(self) -> str:
-        """SHA-256 of the checkpoint's tensors, as stored beside them."""
-        return self.checkpoint.sha256
 
 
 @dataclass(frozen=True)
@@ -108,9 +101,17 @@ def load(
 
     checkpoint = path if isinstance(path, RunCheckpoint) else find_checkpoint(path)
     dataset = Dataset.open(data) if isinstance(data, str | Path) else data
-    if dataset is not None:
-        check_vocabulary(checkpoint.spec, dataset)
-    precision = choose_precision(checkpoint.spec, precision)
+    spec = checkpoint.spec
+    if dataset is not None and dataset.padded_vocabulary > spec.shape.vocabulary:
+        raise UsageError(
+            f"the run has a vocabulary of {spec.shape.vocabulary:,}, but {dataset.directory} has a tokenizer "
+            f"with {dataset.vocabulary:,} ids; give data prepared with the run's own tokenizer."
+        )
+    if precision == "auto":
+        # fp8 is a training precision: its master weights are evaluated in bf16.
+        precision = "bf16" if spec.precision == "fp8" else spec.precision
+    elif precision not in ("fp32", "bf16"):
+        raise UsageError(f"`precision` = {precision!r} is not valid: use auto, fp32 or bf16.")
     place = find_device(device) if isinstance(device, str) else device
     directory = RunDirectory(checkpoint.run)
     return LoadedRun(
@@ -178,22 +179,3 @@ def load_network(checkpoint: RunCheckpoint, device: torch.device, precision: str
         raise SteepenError(f"{path} has weights that are not finite numbers. Use another checkpoint.")
     # Weights cast once give the same results as weights cast at every use, and are faster.
     return network.to(torch.bfloat16) if precision == "bf16" else network
-
-
-def choose_precision(spec: RunSpec, requested: str) -> str:
-    """The precision to evaluate in: fp32 or bf16; auto is the run's own, bf16 for an fp8 run."""
-    if requested == "auto":
-        # fp8 is a training precision: its master weights are evaluated in bf16.
-        return "bf16" if spec.precision == "fp8" else spec.precision
-    if requested not in PRECISIONS:
-        raise UsageError(f"`precision` = {requested!r} is not valid: use auto, fp32 or bf16.")
-    return requested
-
-
-def check_vocabulary(spec: RunSpec, dataset: Dataset) -> None:
-    """Raise if data has token ids that the network of a run has no embedding for."""
-    if dataset.padded_vocabulary > spec.shape.vocabulary:
-        raise UsageError(
-            f"the run has a vocabulary of {spec.shape.vocabulary:,}, but {dataset.directory} has a tokenizer "
-            f"with {dataset.vocabulary:,} ids; give data prepared with the run's own tokenizer."
-        )

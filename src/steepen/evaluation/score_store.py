@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from steepen.errors import SteepenError, UsageError
-from steepen.evaluation.core.suite import convention_of
 from steepen.evaluation.load import RunCheckpoint
 
 if TYPE_CHECKING:
@@ -27,11 +26,13 @@ MERGE_KEYS = ("run", "step", "passes", "precision")  # scores that agree in thes
 
 
 @dataclass
-class SavedScores:
-    """Whether scores were added to the run's record, the file they are in, and notes for the user."""
+class Evaluation:
+    """The scores of a checkpoint, where they were saved, and notes for the user."""
 
-    in_record: bool = False
-    file: Path | None = None
+    checkpoint: RunCheckpoint
+    scores: dict[str, Any]
+    in_record: bool = False  # whether they are in the run's record
+    saved: Path | None = None
     notes: list[str] = field(default_factory=list[str])
 
 
@@ -134,7 +135,7 @@ def save_scores(
     *,
     folder: Path | None = None,
     problem: str | None = None,
-) -> SavedScores:
+) -> Evaluation:
     """Save scores in `folder` (default: the checkpoint's own) and, with `update_record`, in the run's record.
 
     By default (None) only scores of the last checkpoint are added to it. Earlier scores that are
@@ -144,12 +145,13 @@ def save_scores(
     from steepen.runs.store import RunDirectory
 
     folder = scores_directory(checkpoint) if folder is None else folder
+    update_record = checkpoint.is_final if update_record is None else update_record
     if problem is not None and "core" in scores:
         scores["core"]["outcomes"] = None
-    saved = SavedScores()
+    saved = Evaluation(checkpoint, scores)
     file, record_file = folder / SCORES_FILE, RunDirectory(checkpoint.run).record_file
     targets = [(file, _valid_scores(_read_json(file)))]
-    if _updates_record(checkpoint, update_record):
+    if update_record:
         targets.insert(0, (record_file, _valid_scores(_read_json(record_file).get("evaluation"))))
     for target, before in targets:
         mergeable = _mergeable(before, scores)
@@ -166,27 +168,26 @@ def save_scores(
     except OSError as error:
         problem = problem or _reason(error)
     if saved.in_record:
-        saved.file = record_file
+        saved.saved = record_file
     elif problem is None:
-        saved.file = file
+        saved.saved = file
     if problem is not None:
         what = "every example's outcome" if saved.in_record else "the scores"
         saved.notes.append(f"{what} could not be saved in {checkpoint.run} ({problem}).")
     return saved
 
 
-def _write(checkpoint: RunCheckpoint, file: Path, scores: dict[str, Any], update_record: bool | None) -> bool:
+def _write(checkpoint: RunCheckpoint, file: Path, scores: dict[str, Any], update_record: bool) -> bool:
     """Write scores to `file` and into the run's record; returns whether the record has them."""
     from steepen.runs.store import RunDirectory
     from steepen.utils.json_io import with_checksum, write_json
 
     # A file that exists and cannot be read raises here: it must not be overwritten.
-    write_json(
-        file, with_checksum(_merge(_valid_scores(_read_object(file)) if file.is_file() else {}, scores))
-    )
-    if not _updates_record(checkpoint, update_record):
-        return False
+    before = _valid_scores(_read_object(file)) if file.is_file() else {}
+    write_json(file, with_checksum(_merge(before, scores)))
     directory = RunDirectory(checkpoint.run)
+    if not update_record:
+        return False
     with directory.lock(wait=True):
         record = directory.record()
         if record is None:
@@ -194,10 +195,6 @@ def _write(checkpoint: RunCheckpoint, file: Path, scores: dict[str, Any], update
         updated = replace(record, evaluation=_merge(record.evaluation, scores))
         write_json(directory.record_file, updated.to_dict())
     return True
-
-
-def _updates_record(checkpoint: RunCheckpoint, update_record: bool | None) -> bool:
-    return checkpoint.is_final if update_record is None else update_record
 
 
 def _mergeable(before: dict[str, Any], scores: dict[str, Any]) -> bool:
@@ -240,7 +237,7 @@ def _larger_core_note(
 def _size(core: Any) -> str:
     from steepen.evaluation.core.results import count_examples
 
-    name = convention_of(core) or "an earlier version"
+    name = core.get("convention") or "an earlier version"
     seeds = len(core.get("seeds") or ())
     size = f"{len(core['tasks'])} tasks, {seeds} seeds, {count_examples(core):,} examples"
     return f"{size}, convention: {name}"

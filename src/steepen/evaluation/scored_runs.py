@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from steepen.errors import SteepenError, UsageError, nearest
-from steepen.evaluation.core.suite import CORE17, CORE22, convention_of
+from steepen.evaluation.core.suite import CORE17, CORE22
 from steepen.laws.fits.downstream import Checkpoints, TaskFilter, filter_tasks
 from steepen.model.arms import find_arm
 from steepen.runs.record import RunRecord
@@ -296,7 +296,7 @@ def _check_one_convention(runs: Sequence[ScoredRun]) -> None:
     scored = [
         (run.record.evaluation["core"], run.run) for run in runs if run.record is not None and run.tasks
     ]
-    by_name = {convention_of(core): run for core, run in scored}
+    by_name = {core.get("convention"): run for core, run in scored}
     if len(by_name) > 1:
         which = ", ".join(f"{run} by {name or 'an earlier version'}" for name, run in by_name.items())
         raise UsageError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +16,18 @@ from steepen.model.network import Network
 
 
 @dataclass(frozen=True)
-class ValidationLoss:
+class Measured:
+    """What was measured on a validation set."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()
+        }
+
+
+@dataclass(frozen=True)
+class ValidationLoss(Measured):
     """The mean loss on one validation set; equal identities mean equal tokens."""
 
     loss: float  # nats per token
@@ -25,20 +36,10 @@ class ValidationLoss:
     passes: int
     identity: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
-        return asdict(self)
-
 
 def tensor_batches(validation: ValidationSet, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
     """A validation set as (inputs, targets) tensors, int64 (rows, context)."""
     return ((torch.from_numpy(x), torch.from_numpy(y)) for x, y in validation.batches(rows))
-
-
-def rows_per_batch(network: Network, context: int) -> int:
-    """Sequences per batch such that the logits have at most 2³⁰ values on a GPU, 2²⁴ on a CPU."""
-    max_logits = 1 << (30 if network.embedding.device.type == "cuda" else 24)
-    return max(1, max_logits // (context * network.shape.vocabulary))
 
 
 def validate(
@@ -52,10 +53,13 @@ def validate(
     `progress(done, total)` is called with numbers of sequences.
     """
     passes = network.passes if passes is None else passes
+    # Such that the logits have at most 2³⁰ values on a GPU, 2²⁴ on a CPU.
+    max_logits = 1 << (30 if network.embedding.device.type == "cuda" else 24)
+    rows = max(1, max_logits // (validation.context * network.shape.vocabulary))
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         done = 0
-        for inputs, targets in tensor_batches(validation, rows_per_batch(network, validation.context)):
+        for inputs, targets in tensor_batches(validation, rows):
             yield inputs, targets
             done += len(inputs)
             if progress:
@@ -68,50 +72,17 @@ def validate(
 
 
 @dataclass(frozen=True)
-class PassesCurve:
+class PassesCurve(Measured):
     """Loss at each number of passes, on one validation set."""
 
     trained: int
+    trained_loss: float
     passes: tuple[int, ...]
     losses: tuple[float, ...]
-    trained_loss: float
+    differences: tuple[float, ...]  # L(k) − L(K trained) (Figure "Sensitivity to evaluation recurrence")
     tokens: int
     identity: str
-    unsupported_passes: tuple[int, ...] = ()  # requested, but the network cannot run them
-
-    @property
-    def differences(self) -> tuple[float, ...]:
-        """L(k) − L(K trained) (Figure "Sensitivity to evaluation recurrence")."""
-        return tuple(loss - self.trained_loss for loss in self.losses)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
-        return {
-            "trained": self.trained,
-            "trained_loss": self.trained_loss,
-            "passes": list(self.passes),
-            "losses": list(self.losses),
-            "differences": list(self.differences),
-            "tokens": self.tokens,
-            "identity": self.identity,
-            "unsupported_passes": list(self.unsupported_passes),
-        }
-
-
-def runnable_passes(network: Network, requested: Sequence[int]) -> tuple[int, ...]:
-    """The requested numbers of passes that a network can run.
-
-    A tied core runs any number; untied cores at most as many as there are cores; a network without a core
-    only one.
-    """
-    if any(passes < 1 for passes in requested):
-        raise UsageError(f"passes {min(requested)} is not valid: the core is applied at least once.")
-    maximum = max(requested, default=0)
-    if network.shape.allocation.core == 0:
-        maximum = 1
-    elif not network.arm.tied:
-        maximum = len(network.cores)
-    return tuple(sorted({passes for passes in requested if passes <= maximum}))
+    unsupported_passes: tuple[int, ...]  # requested, but the network cannot run them
 
 
 def measure_test_time_passes(
@@ -123,11 +94,15 @@ def measure_test_time_passes(
 ) -> PassesCurve:
     """The loss at the requested numbers of passes that the network can run, and at the trained one.
 
-    Those it cannot run are in `unsupported_passes`. `progress(done, total)` counts sequences over all
-    numbers of passes.
+    A tied core runs any number; untied cores at most as many as there are cores; a network without a core
+    only one. `progress(done, total)` counts sequences over all numbers of passes.
     """
     trained = network.passes if trained is None else trained
-    chosen = runnable_passes(network, requested)
+    if any(passes < 1 for passes in requested):
+        raise UsageError(f"passes {min(requested)} is not valid: the core is applied at least once.")
+    maximum = max(requested, default=0) if network.arm.tied else len(network.cores)
+    maximum = 1 if network.shape.allocation.core == 0 else maximum
+    chosen = tuple(sorted({passes for passes in requested if passes <= maximum}))
     losses: dict[int, float] = {}
     measured = sorted({*chosen, trained})
     for count, passes in enumerate(measured):
@@ -139,9 +114,10 @@ def measure_test_time_passes(
         losses[passes] = validate(network, validation, passes, report).loss
     return PassesCurve(
         trained,
+        losses[trained],
         chosen,
         tuple(losses[passes] for passes in chosen),
-        losses[trained],
+        tuple(losses[passes] - losses[trained] for passes in chosen),
         validation.tokens,
         validation.identity,
         tuple(sorted({*requested} - {*chosen})),

@@ -54,9 +54,8 @@ class Item:
 
     def candidate(self, index: int) -> tuple[str, str]:
         """Context and answer of one candidate."""
-        return self.contexts[min(index, len(self.contexts) - 1)], self.answers[
-            min(index, len(self.answers) - 1)
-        ]
+        context = self.contexts[min(index, len(self.contexts) - 1)]
+        return context, self.answers[min(index, len(self.answers) - 1)]
 
 
 @dataclass(frozen=True)
@@ -94,14 +93,12 @@ class Bundle:
             raise UsageError(f"{root} is not a CORE bundle (it has no {CONFIG}); {hint}.")
         baselines = _read_baselines(root / BASELINES)
         files: dict[tuple[Path, str], tuple[Item, ...]] = {}
-        tasks = [
-            _read_task(root, entry, line, baselines, files) for entry, line in _read_config(root / CONFIG)
-        ]
-        labels = [task.label for task in tasks]
-        for label in labels:
-            if labels.count(label) > 1:
-                raise BadBundle(root / CONFIG, None, f"the label {label!r} occurs more than once.")
-        return Bundle(root, tuple(tasks))
+        tasks: dict[str, Task] = {}
+        for entry, line in _read_config(root / CONFIG):
+            task = _read_task(root, entry, line, baselines, files)
+            if tasks.setdefault(task.label, task) is not task:
+                raise BadBundle(root / CONFIG, None, f"the label {task.label!r} occurs more than once.")
+        return Bundle(root, tuple(tasks.values()))
 
     @property
     def examples(self) -> int:
@@ -187,58 +184,47 @@ def _read_task(
     baselines: dict[str, float],
     files: dict[tuple[Path, str], tuple[Item, ...]],
 ) -> Task:
-    config = root / CONFIG
+    def need(holds: bool, problem: str) -> None:
+        if not holds:
+            raise BadBundle(root / CONFIG, line, problem)
 
     def field(name: str, kind: type, default: Any = None) -> Any:
         value = entry.get(name, default)
-        if not isinstance(value, kind):
-            raise BadBundle(
-                config, line, f"{name} = {show(value)} is not valid: it must be a {kind.__name__}."
-            )
+        good = isinstance(value, kind)
+        need(good, f"{name} = {show(value)} is not valid: it must be a {kind.__name__}.")
         return value
 
     label = field("label", str)
-    if not re.fullmatch(r"[\w.-]+", label):
-        raise BadBundle(
-            config, line, f"the label {show(label)} is not valid: use letters, digits, _, - and dots."
-        )
-    kind = entry.get("icl_task_type")
-    if kind not in KINDS:
-        raise BadBundle(
-            config, line, f"{label} has the unknown task type {show(kind)}; known are {', '.join(KINDS)}."
-        )
-    shots = field("num_fewshot", list)
-    if len(shots) != 1 or not is_whole(shots[0]) or shots[0] < 0:
-        raise BadBundle(
-            config, line, f"num_fewshot = {show(shots)} is not valid: it must be a list of one count."
-        )
+    kind: Any = entry.get("icl_task_type")
+    good = re.fullmatch(r"[\w.-]+", label) is not None
+    need(good, f"the label {show(label)} is not valid: use letters, digits, _, - and dots.")
+    need(kind in KINDS, f"{label} has the unknown task type {show(kind)}; known are {', '.join(KINDS)}.")
+    given = field("num_fewshot", list)
+    good = len(given) == 1 and is_whole(given[0]) and given[0] >= 0
+    need(good, f"num_fewshot = {show(given)} is not valid: it must be a list of one count.")
     baseline = baselines.get(label)
     if baseline is None or not 0 <= baseline < 100:
         raise BadBundle(
             root / BASELINES, None, f"there is no random baseline between 0 and 100 (per cent) for {label!r}."
         )
-    file = _inside(root / DATA, field("dataset_uri", str), config, line)
+    name = field("dataset_uri", str)
+    file = _inside(root / DATA, name)
+    if file is None:
+        problem = f"dataset_uri = {show(name)} is not valid: it must be a file in {DATA}."
+        raise BadBundle(root / CONFIG, line, problem)
     if (file, kind) not in files:
         files[file, kind] = _read_items(file, kind)
-    items = files[file, kind]
-    if shots[0] >= len(items):
-        raise BadBundle(
-            config,
-            line,
-            f"{label} needs {shots[0]} demonstrations, but its file has {len(items)} examples.",
-        )
-    delimiter = field("continuation_delimiter", str, " ")
-    return Task(label, kind, file, shots[0], delimiter, baseline / 100, items)
+    items, shots = files[file, kind], given[0]
+    need(shots < len(items), f"{label} needs {shots} demonstrations, but its file has {len(items)} examples.")
+    return Task(label, kind, file, shots, field("continuation_delimiter", str, " "), baseline / 100, items)
 
 
-def _inside(folder: Path, name: str, config: Path, line: int) -> Path:
-    """The file of that name in the folder; refuses a name that leads out of it, also through links."""
+def _inside(folder: Path, name: str) -> Path | None:
+    """The file of that name in the folder; None for a name that leads out of it, also through links."""
     try:
-        if (folder / name).resolve().is_relative_to(folder.resolve()):
-            return folder / name
+        return folder / name if (folder / name).resolve().is_relative_to(folder.resolve()) else None
     except (OSError, ValueError, RuntimeError):  # a loop of links, a null character
-        pass
-    raise BadBundle(config, line, f"dataset_uri = {show(name)} is not valid: it must be a file in {DATA}.")
+        return None
 
 
 def _read_items(file: Path, kind: Kind) -> tuple[Item, ...]:
@@ -251,39 +237,35 @@ def _read_items(file: Path, kind: Kind) -> tuple[Item, ...]:
 
 
 def _read_item(file: Path, number: int, line: str, kind: Kind) -> Item:
+    def need(holds: bool, problem: str) -> None:
+        if not holds:
+            raise BadBundle(file, number, problem)
+
     try:
         value = parse_json(line)
     except ValueError as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else error
         raise BadBundle(file, number, f"this is not JSON ({reason}).") from None
-    if not isinstance(value, dict):
-        raise BadBundle(file, number, "an example must be an object with fields.")
-    fields = cast("dict[str, Any]", value)
+    need(isinstance(value, dict), "an example must be an object with fields.")
 
     def text(name: str) -> str:
-        if not isinstance(fields.get(name), str):
-            raise BadBundle(file, number, f"the field {name!r} must be text.")
-        return fields[name]
+        need(isinstance(value.get(name), str), f"the field {name!r} must be text.")
+        return value[name]
 
     def texts(name: str) -> tuple[str, ...]:
-        found = fields.get(name)
-        if not isinstance(found, list) or len(found) < 2 or not all(isinstance(one, str) for one in found):
-            raise BadBundle(file, number, f"the field {name!r} must be a list of at least two texts.")
+        found = value.get(name)
+        good = isinstance(found, list) and len(found) > 1 and all(isinstance(one, str) for one in found)
+        need(good, f"the field {name!r} must be a list of at least two texts.")
         return tuple(found)
 
     if kind == "language_modeling":
         # Contexts may end in blanks, which would become part of the answer's first token.
         item = Item(number, (text("context").strip(),), (text("continuation"),), 0)
     elif kind == "schema":
-        item = Item(number, texts("context_options"), (text("continuation"),), fields.get("gold", -1))
+        item = Item(number, texts("context_options"), (text("continuation"),), value.get("gold", -1))
     else:
-        item = Item(number, (text("query"),), texts("choices"), fields.get("gold", -1))
-    if type(item.gold) is not int or not 0 <= item.gold < item.candidates:
-        raise BadBundle(
-            file,
-            number,
-            f"gold = {show(item.gold)} is not valid: it must be from 0 to {item.candidates - 1}.",
-        )
-    if any(not answer.strip() for answer in item.answers):
-        raise BadBundle(file, number, "an answer has no text.")
+        item = Item(number, (text("query"),), texts("choices"), value.get("gold", -1))
+    good = type(item.gold) is int and 0 <= item.gold < item.candidates
+    need(good, f"gold = {show(item.gold)} is not valid: it must be from 0 to {item.candidates - 1}.")
+    need(all(answer.strip() for answer in item.answers), "an answer has no text.")
     return item

@@ -9,8 +9,8 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from steepen.errors import SteepenError, UsageError
-from steepen.evaluation.core.bundle import CORE_IDENTITY, BadBundle, Bundle
+from steepen.errors import SteepenError
+from steepen.evaluation.core.bundle import CORE_IDENTITY, Bundle
 from steepen.utils.files import open_without_links
 
 # nanochat's copy of DCLM's tasks; the address has no version, so the content is checked.
@@ -32,20 +32,19 @@ def fetch_core(
     have; None accepts any bundle. `progress(done, total)` is called with bytes.
     """
     if out.exists():
-        bundle = Bundle.open(out)
-        _check(bundle, identity, out)
-        return bundle
-    archive = out.with_name(f"{out.name}.zip.partial")
+        return _open(out, identity, out)
+    archive, folder = (out.with_name(f"{out.name}{ending}") for ending in (".zip.partial", ".partial"))
     archive.parent.mkdir(parents=True, exist_ok=True)
     _download(address, archive, progress)
-    folder = out.with_name(f"{out.name}.partial")
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        _unpack(archive, folder)
-        inner = folder / "eval_bundle" if (folder / "eval_bundle").is_dir() else folder
-        _check(Bundle.open(inner), identity, archive)
-        inner.rename(out)
-    except (zipfile.BadZipFile, BadBundle, UsageError, SteepenError) as error:
+        with zipfile.ZipFile(archive) as members:
+            for name in members.namelist():
+                if not (folder / name).resolve().is_relative_to(folder.resolve()):
+                    raise SteepenError(f"it has a file outside its folder: {name}")
+            members.extractall(folder)
+        _open(folder, identity, archive).directory.rename(out)
+    except (zipfile.BadZipFile, SteepenError) as error:
         archive.unlink()
         raise SteepenError(f"what {address} gave is not the CORE bundle ({error}).") from error
     finally:
@@ -54,12 +53,14 @@ def fetch_core(
     return Bundle.open(out)
 
 
-def _check(bundle: Bundle, identity: str | None, where: Path) -> None:
+def _open(folder: Path, identity: str | None, where: Path) -> Bundle:
+    bundle = Bundle.open(folder)
     if identity is not None and bundle.identity != identity:
         raise SteepenError(
             f"{where} has other tasks or examples than the published CORE bundle (its identity is "
             f"{bundle.identity[:12]}…, not {identity[:12]}…)."
         )
+    return bundle
 
 
 def _download(address: str, file: Path, progress: Callable[[int, int | None], None] | None) -> None:
@@ -81,9 +82,9 @@ def _download(address: str, file: Path, progress: Callable[[int, int | None], No
     except urllib.error.HTTPError as error:
         if error.code == 416:  # nothing is left to download
             return
-        raise SteepenError(_advice(address, f"{error.code} {error.reason}")) from error
+        raise _unreachable(address, f"{error.code} {error.reason}") from error
     except OSError as error:
-        raise SteepenError(_advice(address, str(getattr(error, "reason", error)))) from error
+        raise _unreachable(address, str(getattr(error, "reason", error))) from error
     if total is not None and have < total:
         raise SteepenError(
             f"the download of {address} stopped at {have:,} of {total:,} bytes; run the command again to "
@@ -91,16 +92,8 @@ def _download(address: str, file: Path, progress: Callable[[int, int | None], No
         )
 
 
-def _advice(address: str, reason: str) -> str:
-    return (
+def _unreachable(address: str, reason: str) -> SteepenError:
+    return SteepenError(
         f"{address} cannot be downloaded ({reason}); without a connection, download it elsewhere, unpack it "
         "and give the folder to `steepen eval --core`."
     )
-
-
-def _unpack(archive: Path, folder: Path) -> None:
-    with zipfile.ZipFile(archive) as members:
-        for name in members.namelist():
-            if not (folder / name).resolve().is_relative_to(folder.resolve()):
-                raise SteepenError(f"it has a file outside its folder: {name}")
-        members.extractall(folder)

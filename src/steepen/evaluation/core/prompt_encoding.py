@@ -13,7 +13,7 @@ import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,11 @@ from steepen.data.tokenizer import SPLIT_PATTERN
 from steepen.evaluation.core.bundle import BadBundle, Item, Task
 from steepen.evaluation.core.suite import AUTHORS, Convention
 
+if TYPE_CHECKING:
+    from steepen.data import Tokenizer
+    from steepen.evaluation.hf_model import HuggingFaceTokenizer
+
+TextEncoder: TypeAlias = "Tokenizer | HuggingFaceTokenizer"
 Ids = npt.NDArray[np.int32]
 ORDER_SEED = 1337  # shuffles the examples of every task, in both conventions
 DEMONSTRATION_SEPARATOR = "\n\n"  # after each demonstration
@@ -44,30 +49,6 @@ def draw_shots(count: int, index: int, shots: int, seed: int) -> list[int]:
     return [other + (other >= index) for other in drawn]
 
 
-def demonstration(task: Task, item: Item) -> str:
-    """The text of a demonstration: context, delimiter and right answer."""
-    context, answer = item.candidate(item.gold)
-    return context + task.delimiter + answer
-
-
-class TextEncoder(Protocol):
-    """What encoding needs of a tokenizer: ours, or one of transformers (`evaluation.hf_model`)."""
-
-    @property
-    def end_of_text(self) -> int:
-        """The token before every prompt."""
-        ...
-
-    @property
-    def pattern(self) -> str:
-        """The pattern by which texts are split before they are encoded."""
-        ...
-
-    def encode_array(self, text: str) -> npt.NDArray[np.uint32]:
-        """The ids of a text."""
-        ...
-
-
 @dataclass(frozen=True)
 class Example:
     """One example as token sequences, one per candidate; the answer of each begins at its start."""
@@ -87,23 +68,11 @@ class Example:
         return spans if self.answer_start is None else [*spans, (self.gold, self.answer_start)]
 
 
-@dataclass(frozen=True)
-class _Prompt:
-    """The ids of a prompt with its answer, and the number of them shared with the prompt without it."""
-
-    ids: Ids
-    answer_start: int
-
-
-@dataclass(frozen=True)
-class _Cut:
-    """Ids of one candidate of an item: its stem (context and delimiter up to the last visible character), and
-    the blanks after it with the answer, whose first `shared_blanks` ids are those of the blanks alone.
-    """
-
-    stem: Ids
-    rest: Ids
-    shared_blanks: int
+# The ids of a prompt with its answer, and how many of them are those of the prompt without it.
+Prompt: TypeAlias = tuple[Ids, int]
+# Ids of one candidate: its stem (context and delimiter up to the last visible character), the blanks after it
+# with the answer, and how many of the latter are those of the blanks alone.
+Cut: TypeAlias = tuple[Ids, Ids, int]
 
 
 def common_prefix(sequences: Sequence[Ids]) -> int:
@@ -131,43 +100,31 @@ class TaskEncoder:
         self.start = np.array([tokenizer.end_of_text], np.int32)
         self.can_cut = tokenizer.pattern == SPLIT_PATTERN
         self._separator = np.concatenate([self._encode("\n")] * len(DEMONSTRATION_SEPARATOR))
-        self._cuts: dict[int, list[_Cut] | None] = {}
+        self._cuts: dict[int, list[Cut] | None] = {}
 
     def example(self, index: int, seed: int) -> Example:
         """The example at `index` of the shuffled order, with its demonstrations, cropped to the context."""
         item = self.items[index]
         shots = draw_shots(len(self.items), index, self.task.shots, seed)
         prompts = self._from_segments(index, shots) or self._whole(item, shots)
-        sequences = tuple(prompt.ids for prompt in prompts)
-        answer_start = prompts[item.gold].answer_start if self.whole_answer else None
-        return self._fit(index, item, sequences, self._starts(item, prompts), answer_start)
-
-    def _starts(self, item: Item, prompts: list[_Prompt]) -> list[int]:
-        """Where each candidate's answer begins."""
-        sequences = [prompt.ids for prompt in prompts]
-        if self.task.kind == "language_modeling":  # after the prompt without its answer
-            if prompts[0].answer_start == len(prompts[0].ids):
+        sequences = [ids for ids, _ in prompts]
+        if self.task.kind == "language_modeling":  # the answer begins after the prompt without it
+            starts = [prompts[0][1]]
+            if starts[0] == len(sequences[0]):
                 raise BadBundle(self.task.file, item.line, "its answer adds no token to its prompt.")
-            return [prompts[0].answer_start]
-        if self.task.kind == "multiple_choice":  # after the common prefix of the choices
-            return [common_prefix(sequences)] * len(sequences)
-        shared = common_prefix(
-            [sequence[::-1] for sequence in sequences]
-        )  # the common suffix of the contexts
-        return [max(1, len(sequence) - shared) for sequence in sequences]
-
-    def _fit(
-        self, index: int, item: Item, sequences: tuple[Ids, ...], starts: list[int], answer_start: int | None
-    ) -> Example:
-        """Crop every sequence to its last tokens, as many as the context has."""
+        elif self.task.kind == "multiple_choice":  # after the common prefix of the choices
+            starts = [common_prefix(sequences)] * len(sequences)
+        else:  # with the common suffix of the contexts
+            shared = common_prefix([sequence[::-1] for sequence in sequences])
+            starts = [max(1, len(sequence) - shared) for sequence in sequences]
+        # Every sequence is cropped to its last tokens, as many as the context has.
         excess = [max(0, len(sequence) - self.context) for sequence in sequences]
         cropped = tuple(sequence[cut:] for sequence, cut in zip(sequences, excess, strict=True))
-        starts = [start - cut for start, cut in zip(starts, excess, strict=True)]
-        if answer_start is not None:
-            answer_start -= excess[item.gold]
+        answer_start = prompts[item.gold][1] - excess[item.gold] if self.whole_answer else None
         whole = self.whole_answer or not self.choosing
         size = len(item.candidate(item.gold)[1].strip().encode()) if whole else None
-        example = Example(index, item.line, item.gold, cropped, tuple(starts), answer_start, size)
+        begins = tuple(start - cut for start, cut in zip(starts, excess, strict=True))
+        example = Example(index, item.line, item.gold, cropped, begins, answer_start, size)
         for candidate, start in example.spans:
             if start < 1:
                 raise BadBundle(
@@ -181,11 +138,11 @@ class TaskEncoder:
 
     # `_whole` and `_from_segments` return the prompts of the candidates.
 
-    def _whole(self, item: Item, shots: list[int]) -> list[_Prompt]:
-        head = "".join(
-            demonstration(self.task, self.items[position]) + DEMONSTRATION_SEPARATOR for position in shots
-        )
-        prompts: list[_Prompt] = []
+    def _whole(self, item: Item, shots: list[int]) -> list[Prompt]:
+        head = ""
+        for context, answer in (self.items[shot].candidate(self.items[shot].gold) for shot in shots):
+            head += context + self.task.delimiter + answer + DEMONSTRATION_SEPARATOR
+        prompts: list[Prompt] = []
         for candidate in range(item.candidates):
             context, answer = item.candidate(candidate)
             stem = head + context + self.task.delimiter
@@ -194,59 +151,52 @@ class TaskEncoder:
                 # With nothing visible before it, the answer's own leading blanks are stripped too.
                 answer = answer if stem else answer.lstrip()
             full = self._with_start(stem + answer)
-            if self.choosing:
-                needed = self.whole_answer and candidate == item.gold
-                shared = common_prefix([full, self._with_start(stem)]) if needed else len(full)
-                prompts.append(_Prompt(full, shared))
-                continue
-            without = self._with_start(stem.strip())
-            shared = len(without)
-            if not self.can_cut:  # another tokenizer may merge the end of the prompt with the answer
-                shared = common_prefix([without, full])
-            elif not np.array_equal(without, full[: len(without)]):
+            without = full
+            if not self.choosing:
+                without = self._with_start(stem.strip())
+            elif self.whole_answer and candidate == item.gold:
+                without = self._with_start(stem)
+            shared = common_prefix([full, without])
+            # Another tokenizer than ours may merge the end of the prompt with the answer.
+            if not self.choosing and self.can_cut and shared < len(without):
                 raise BadBundle(
                     self.task.file,
                     item.line,
                     "the tokens of its prompt are not a prefix of the tokens with the answer; "
                     "the delimiter must end in a blank.",
                 )
-            prompts.append(_Prompt(full, shared))
+            prompts.append((full, shared))
         return prompts
 
-    def _from_segments(self, index: int, shots: list[int]) -> list[_Prompt] | None:
+    def _from_segments(self, index: int, shots: list[int]) -> list[Prompt] | None:
         """The same ids from cached segments; None if a cut would not be exact."""
-        if not self.can_cut:
-            return None
-        segments = [self.start]
+        segments, question = [self.start], self._cut(index)
         for position in shots:
             item, cuts = self.items[position], self._cut(position)
             # The separator follows the answer: an answer that ends in a blank would be encoded with it.
             if cuts is None or item.candidate(item.gold)[1][-1].isspace():
                 return None
-            segments += [cuts[item.gold].stem, cuts[item.gold].rest, self._separator]
-        question = self._cut(index)
+            segments += [*cuts[item.gold][:2], self._separator]
         if question is None or (
             self.strip and any(answer[-1].isspace() for answer in self.items[index].answers)
         ):
             return None
         # One head per shared stem.
-        heads = {id(cut.stem): np.concatenate([*segments, cut.stem]) for cut in question}
+        heads = {id(stem): np.concatenate([*segments, stem]) for stem, _, _ in question}
         return [
-            _Prompt(
-                np.concatenate([heads[id(cut.stem)], cut.rest]), len(heads[id(cut.stem)]) + cut.shared_blanks
-            )
-            for cut in question
+            (np.concatenate([heads[id(stem)], rest]), len(heads[id(stem)]) + shared)
+            for stem, rest, shared in question
         ]
 
-    def _cut(self, position: int) -> list[_Cut] | None:
+    def _cut(self, position: int) -> list[Cut] | None:
         """Each candidate of an item, cut after its stem; None if that cut would not be exact."""
         if position not in self._cuts:
-            self._cuts[position] = self._make_cut(self.items[position])
+            self._cuts[position] = self._make_cut(self.items[position]) if self.can_cut else None
         return self._cuts[position]
 
-    def _make_cut(self, item: Item) -> list[_Cut] | None:
+    def _make_cut(self, item: Item) -> list[Cut] | None:
         stems: dict[str, Ids] = {}
-        cuts: list[_Cut] = []
+        cuts: list[Cut] = []
         for candidate in range(item.candidates):
             context, answer = item.candidate(candidate)
             text = context + self.task.delimiter
@@ -259,7 +209,7 @@ class TaskEncoder:
                 stems[stem] = self._encode(stem)
             rest = self._encode(blanks + answer)
             shared = common_prefix([rest, self._encode(blanks)]) if self.whole_answer else 0
-            cuts.append(_Cut(stems[stem], rest, shared))
+            cuts.append((stems[stem], rest, shared))
         return cuts
 
     def encode_all(self) -> None:
@@ -271,8 +221,7 @@ class TaskEncoder:
                 self._cut(position)
 
         with ThreadPoolExecutor(threads, thread_name_prefix="steepen-encode") as pool:
-            for done in [pool.submit(encode_some, first) for first in range(threads)]:
-                done.result()
+            list(pool.map(encode_some, range(threads)))
 
     def _with_start(self, text: str) -> Ids:
         return np.concatenate([self.start, self._encode(text)])

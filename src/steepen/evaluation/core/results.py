@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from steepen.evaluation.core.bundle import Kind, Task
-from steepen.evaluation.core.suite import CORE17, CORE22, convention_of
+from steepen.evaluation.core.suite import CORE17, CORE22
 
 
 @dataclass(frozen=True)
@@ -126,21 +126,6 @@ class SuiteScores:
         values = [getattr(by_label[label], field) for label in labels]
         return None if None in values else statistics.fmean(values)
 
-    @property
-    def core22(self) -> float | None:
-        """CORE: mean centred accuracy of the 22 tasks."""
-        return self.mean(CORE22)
-
-    @property
-    def core17(self) -> float | None:
-        """Mean centred accuracy of the paper's 17-task subset."""
-        return self.mean(CORE17)
-
-    @property
-    def nll22(self) -> float | None:
-        """CORE NLL: answer NLL averaged over the 22 tasks."""
-        return self.mean(CORE22, "nll")
-
     def by_seed(self, labels: Sequence[str]) -> list[float] | None:
         """Mean centred accuracy for each seed separately; its spread shows the effect of demonstrations."""
         by_label = {task.label: task for task in self.tasks}
@@ -152,16 +137,21 @@ class SuiteScores:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values, as in scores.json and in a run's record."""
+
+        def deviation(by_seed: Sequence[float] | None) -> float | None:
+            # As the authors compute it, dividing by n.
+            return statistics.pstdev(by_seed) if by_seed and len(by_seed) > 1 else None
+
         labels = [task.label for task in self.tasks]
         by_seed = self.by_seed(CORE22)
         return {
             "convention": self.convention,
-            "core22": self.core22,
+            "core22": self.mean(CORE22),  # CORE: mean centred accuracy of the 22 tasks
             "core22_by_seed": by_seed,
-            "core22_seed_sd": _deviation(by_seed),
-            "core17": self.core17,
-            "core17_seed_sd": _deviation(self.by_seed(CORE17)),
-            "nll22": self.nll22,
+            "core22_seed_sd": deviation(by_seed),
+            "core17": self.mean(CORE17),
+            "core17_seed_sd": deviation(self.by_seed(CORE17)),
+            "nll22": self.mean(CORE22, "nll"),
             "bits_per_byte22": self.mean(CORE22, "bits_per_byte"),
             "mean_centered": self.mean(labels),  # over the evaluated tasks
             "mean_nll": self.mean(labels, "nll"),
@@ -170,11 +160,6 @@ class SuiteScores:
                 task.label: {k: v for k, v in asdict(task).items() if k != "label"} for task in self.tasks
             },
         }
-
-
-def _deviation(by_seed: Sequence[float] | None) -> float | None:
-    """Standard deviation over seeds as the authors compute it (dividing by n); None for one seed."""
-    return statistics.pstdev(by_seed) if by_seed and len(by_seed) > 1 else None
 
 
 def count_examples(core: Mapping[str, Any]) -> int:
@@ -188,7 +173,7 @@ def may_replace(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
     For one bundle and convention, the old tasks and seeds must be included; else only their numbers are
     compared.
     """
-    if new["bundle"] == old.get("bundle") and convention_of(new) == convention_of(old):
+    if new["bundle"] == old.get("bundle") and new.get("convention") == old.get("convention"):
         limits = [math.inf if core.get("examples") is None else core["examples"] for core in (old, new)]
         same = all(set(old.get(name) or ()) <= set(new[name]) for name in ("tasks", "seeds"))
         return limits[0] <= limits[1] and same

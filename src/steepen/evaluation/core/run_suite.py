@@ -6,9 +6,9 @@ import hashlib
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from steepen.evaluation.core.scorer import ScoredModel, Scorer, supports_attenti
 from steepen.evaluation.core.suite import AUTHORS, find_convention
 from steepen.utils.files import open_regular, write_atomically
 from steepen.utils.json_io import parse_json
+from steepen.utils.progress import StageProgressCallback
+from steepen.utils.rows import grouped
 
 PREFETCHED_JOBS = 3  # whose prompts are encoded before they are scored
 PROTOCOL = 3  # incremented whenever the same settings would give other scores
@@ -56,18 +58,6 @@ class CoreOptions:
 
 
 @dataclass(frozen=True)
-class CoreProgress:
-    """Progress of an evaluation, in estimated tokens."""
-
-    job: str  # task and seed
-    done: float
-    total: float
-
-
-ProgressCallback = Callable[[CoreProgress], None]
-
-
-@dataclass(frozen=True)
 class _Job:
     """One task with one seed."""
 
@@ -80,23 +70,16 @@ class _Job:
         return f"{self.task.label}.seed{self.seed}.jsonl"
 
     @property
+    def label(self) -> str:
+        return f"{self.task.label}, seed {self.seed}"
+
+    @property
     def work(self) -> float:
         """Estimated cost, for the ETA: characters of the prompts, shared prefixes counted once."""
         sample = self.task.items[:: max(1, len(self.task.items) // 50)]
-        demonstration = sum(sum(map(len, item.candidate(item.gold))) for item in sample) / len(sample)
-        question = sum(sum(map(len, item.contexts)) + sum(map(len, item.answers)) for item in sample) / len(
-            sample
-        )
-        return self.examples * (self.task.shots * demonstration + question)
-
-
-@dataclass(frozen=True)
-class _EncodedJob:
-    """A job's examples as rows; the spans of an example have consecutive numbers."""
-
-    examples: list[Example]
-    rows: list[Row]
-    spans: int
+        shown = sum(sum(map(len, item.candidate(item.gold))) for item in sample)
+        asked = sum(sum(map(len, item.contexts + item.answers)) for item in sample)
+        return self.examples * (self.task.shots * shown + asked) / len(sample)
 
 
 def evaluate_core(
@@ -107,7 +90,7 @@ def evaluate_core(
     *,
     passes: int | None = None,
     folder: Path | None = None,
-    progress: ProgressCallback | None = None,
+    progress: StageProgressCallback | None = None,
     world: World | None = None,
 ) -> SuiteScores:
     """Score a network on a bundle; with `world`, the examples are shared out among its ranks.
@@ -118,12 +101,13 @@ def evaluate_core(
     options = options or CoreOptions()
     world = world or World()
     jobs = list(_jobs(bundle, options))
-    found = {job.name: outcomes for job in jobs if (outcomes := _saved(folder, job)) is not None}
-    found = _outcomes_of_main(found, world)
+    saved = {job.name: _saved(folder, job) for job in jobs}
+    saved = world.broadcast_object({name: own and list(map(vars, own)) for name, own in saved.items()})
+    found = {name: list(map(_outcome, values)) for name, values in saved.items() if values is not None}
     left = [job for job in jobs if job.name not in found]
     total, done = sum(job.work for job in jobs), sum(job.work for job in jobs if job.name in found)
     scorer = _JobScorer(network, tokenizer, options, passes, world)
-    pending: deque[Future[_EncodedJob]] = deque()
+    pending: deque[Future[tuple[list[Example], list[Row]]]] = deque()
     # Prompts of the next few jobs are encoded while one is scored.
     with ThreadPoolExecutor(1, thread_name_prefix="steepen-prompts") as encoder:
         try:
@@ -133,37 +117,24 @@ def evaluate_core(
 
                 def report(fraction: float, job: _Job = job, before: float = done) -> None:
                     if progress:
-                        name = f"{job.task.label}, seed {job.seed}"
-                        progress(CoreProgress(name, before + job.work * fraction, total))
+                        progress("CORE", before + job.work * fraction, total, detail=job.label)
 
-                world.progress(number, f"{job.task.label}, seed {job.seed}")
-                outcomes = scorer.score(job.task, pending.popleft().result(), report)
-                outcomes = _outcomes_of_all(outcomes, world)
-                if world.is_main:
-                    _save(folder, job, outcomes)
-                found[job.name] = outcomes
+                world.progress(number, job.label)
+                mine = scorer.score(job.task, *pending.popleft().result(), report)
+                parts = world.all_gather_objects(list(map(vars, mine)))
+                # Rank r has the examples r, r + ranks, …
+                values = sorted((value for part in parts for value in part), key=lambda value: value["index"])
+                found[job.name] = list(map(_outcome, values))
+                if world.is_main and folder is not None:
+                    lines = "".join(map(_line, found[job.name]))
+                    write_atomically(folder / job.name, lines.encode())
                 done += job.work
         finally:
             for future in pending:
                 future.cancel()
-    return _collect(jobs, found, options)
-
-
-def _outcomes_of_all(outcomes: list[Outcome], world: World) -> list[Outcome]:
-    """Every rank's outcomes of a job, by example: rank r has examples r, r + ranks, …"""
-    if world.size == 1:
-        return outcomes
-    parts = world.all_gather_objects([asdict(outcome) for outcome in outcomes])
-    together = [_outcome(value) for part in parts for value in part]
-    return sorted(together, key=lambda outcome: outcome.index)
-
-
-def _outcomes_of_main(found: dict[str, list[Outcome]], world: World) -> dict[str, list[Outcome]]:
-    """The saved outcomes that rank 0 has found, on every rank."""
-    if world.size == 1:
-        return found
-    values = world.broadcast_object({name: [asdict(each) for each in found[name]] for name in found})
-    return {name: [_outcome(value) for value in each] for name, each in values.items()}
+    by_task = grouped(jobs, lambda job: job.task.label).values()
+    scores = [TaskScore.of(own[0].task, {job.seed: found[job.name] for job in own}) for own in by_task]
+    return SuiteScores(tuple(scores), options.chosen_seeds, options.convention)
 
 
 def _outcome(value: dict[str, Any]) -> Outcome:
@@ -192,9 +163,9 @@ class _JobScorer:
         self.mask_budget = 1 << (26 if on_gpu else 22)
         self.encoder: TaskEncoder | None = None
 
-    def encode(self, job: _Job) -> _EncodedJob:
-        """Encode a job's prompts as rows; the encoder of a task is reused for all its seeds."""
-        if self.encoder is None or self.encoder.task is not job.task:
+    def encode(self, job: _Job) -> tuple[list[Example], list[Row]]:
+        """A job's examples and their rows; the spans of an example have consecutive numbers."""
+        if self.encoder is None or self.encoder.task is not job.task:  # one for all seeds of a task
             self.encoder = TaskEncoder(job.task, self.tokenizer, self.context, self.convention)
             if job.examples == len(job.task.items):
                 self.encoder.encode_all()
@@ -205,29 +176,31 @@ class _JobScorer:
         for example in examples:
             rows += make_rows(example, spans, self.share_prefixes)
             spans += len(example.spans)
-        return _EncodedJob(examples, rows, spans)
+        return examples, rows
 
-    def score(self, task: Task, encoded: _EncodedJob, progress: Callable[[float], None]) -> list[Outcome]:
+    def score(
+        self, task: Task, examples: list[Example], rows: list[Row], progress: Callable[[float], None]
+    ) -> list[Outcome]:
         """The outcome of every example; `progress` receives the fraction done."""
-        if not encoded.examples:  # a rank without any
+        if not examples:  # a rank without any
             return []
-        total, seen = sum(len(row) for row in encoded.rows), 0
+        total, seen = sum(map(len, rows)), 0
 
         def count(tokens: int) -> None:
             nonlocal seen
             seen += tokens
-            progress(min(1.0, seen / total))
+            progress(seen / total)
 
-        batches = make_batches(encoded.rows, self.token_budget, self.mask_budget)
-        answers = self.scorer.score(batches, encoded.spans, count)
+        batches = make_batches(rows, self.token_budget, self.mask_budget)
+        spans = sum(len(example.spans) for example in examples)
+        answers = self.scorer.score(batches, spans, count)
         outcomes: list[Outcome] = []
         first = 0
-        for example in encoded.examples:
+        for example in examples:
             means = [answers.mean(first + candidate) for candidate in range(len(example.sequences))]
-            exact = bool(answers.exact[first])
-            own = first + (example.gold if example.answer_start is None else len(means))  # the right answer's
+            exact, gold, size = bool(answers.exact[first]), example.gold, example.answer_bytes
+            own = first + (gold if example.answer_start is None else len(means))  # the right answer's
             nll = None if example.answer_start is None else answers.mean(own)
-            size, gold = example.answer_bytes, example.gold
             bits = float(answers.loss[own]) / math.log(2) / size if size else None
             outcomes.append(
                 make_outcome(task.kind, example.index, example.line, gold, means, exact, nll, bits)
@@ -252,52 +225,25 @@ def _jobs(bundle: Bundle, options: CoreOptions) -> Iterator[_Job]:
             yield _Job(task, seed, min(len(task.items), options.examples or len(task.items)))
 
 
-def _collect(jobs: Sequence[_Job], found: dict[str, list[Outcome]], options: CoreOptions) -> SuiteScores:
-    by_task: dict[str, dict[int, Sequence[Outcome]]] = {}
-    tasks: dict[str, Task] = {}
-    for job in jobs:
-        tasks[job.task.label] = job.task
-        by_task.setdefault(job.task.label, {})[job.seed] = found[job.name]
-    scores = tuple(TaskScore.of(tasks[label], outcomes) for label, outcomes in by_task.items())
-    return SuiteScores(scores, options.chosen_seeds, options.convention)
-
-
-def _save(folder: Path | None, job: _Job, outcomes: list[Outcome]) -> None:
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        lines = "".join(_line(outcome) + "\n" for outcome in outcomes)
-        write_atomically(folder / job.name, lines.encode())
-
-
-_CHECKSUM = ', "checksum": "'
-
-
 def _line(outcome: Outcome) -> str:
-    """An outcome as JSON, with a checksum of its other fields as the last one."""
-    text = json.dumps(asdict(outcome))
-    return f'{text[:-1]}{_CHECKSUM}{_checksum(text)}"}}'
-
-
-def _checksum(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _read_line(line: str) -> Outcome:
-    """Inverse of `_line`; raises ValueError for a wrong checksum. Earlier versions wrote none."""
-    fields, found, checksum = line.rstrip("\n").rpartition(_CHECKSUM)
-    text = fields + "}" if found else line
-    if found and checksum != f'{_checksum(text)}"}}':
-        raise ValueError("the checksum does not match")
-    return _outcome(parse_json(text))
+    """An outcome as a line of JSON, with a checksum of its other fields as the last one."""
+    text = json.dumps(vars(outcome))
+    return f'{text[:-1]}, "checksum": "{hashlib.sha256(text.encode()).hexdigest()[:16]}"}}\n'
 
 
 def _saved(folder: Path | None, job: _Job) -> list[Outcome] | None:
     """The saved outcomes of a finished job; None if there are none, or not all, or if one was altered."""
     if folder is None or not (folder / job.name).is_file():
         return None
+    outcomes: list[Outcome] = []
     try:
         with open(folder / job.name, encoding="utf-8", opener=open_regular) as file:
-            outcomes = [_read_line(line) for line in file]
-    except (OSError, ValueError, TypeError, KeyError):
+            for line in file:
+                value = parse_json(line)
+                checked = value.pop("checksum", None) is not None  # earlier versions wrote none
+                outcomes.append(_outcome(value))
+                if checked and line != _line(outcomes[-1]):
+                    return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
     return outcomes if [outcome.index for outcome in outcomes] == list(range(job.examples)) else None

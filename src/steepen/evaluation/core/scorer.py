@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +14,14 @@ import torch
 from torch import Tensor
 
 from steepen.errors import SteepenError
-from steepen.evaluation.core.prefix_tree import Batch, split_batch
+from steepen.evaluation.core.prefix_tree import Row, padded_length
 from steepen.model.network import Network, TokenLayout
 
+if TYPE_CHECKING:
+    from steepen.evaluation.hf_model import HuggingFaceModel
+
 IN_FLIGHT = 3  # batches submitted to the device before the oldest result is awaited
+ScoredModel: TypeAlias = "Network | HuggingFaceModel"
 
 
 @dataclass(frozen=True)
@@ -31,33 +35,6 @@ class SpanScores:
     def mean(self, span: int) -> float:
         """Mean loss per token; NaN for an answer without tokens of its own."""
         return float(self.loss[span] / self.tokens[span]) if self.tokens[span] else float("nan")
-
-
-class ScoredModel(Protocol):
-    """What scoring needs of a model: our `Network`, or one of transformers (`evaluation.hf_model`)."""
-
-    @property
-    def shape(self) -> Any:
-        """An object with `context` and `vocabulary`."""
-        ...
-
-    @property
-    def embedding(self) -> Tensor:
-        """The token embedding; it says where the model is."""
-        ...
-
-    @property
-    def passes(self) -> int:
-        """Core passes by default."""
-        ...
-
-    def hidden_states(self, tokens: Tensor, passes: int, *, layout: TokenLayout | None) -> Tensor:
-        """Hidden states (batch, time, …)."""
-        ...
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits of hidden states."""
-        ...
 
 
 def supports_attention_mask(network: ScoredModel) -> bool:
@@ -80,29 +57,25 @@ class Scorer:
 
     @torch.no_grad()
     def score(
-        self, batches: Iterable[Batch], spans: int, progress: Callable[[int], None] | None = None
+        self, batches: Iterable[Sequence[Row]], spans: int, progress: Callable[[int], None] | None = None
     ) -> SpanScores:
         """Score all batches; `progress` receives the tokens of each finished batch."""
-        loss, count, hits = (
-            np.zeros(spans),
-            np.zeros(spans, np.int64),
-            np.zeros(spans, np.int64),
-        )
-        pending: deque[tuple[Batch, Tensor, Tensor]] = deque()
+        loss, count, hits = np.zeros(spans), np.zeros(spans, np.int64), np.zeros(spans, np.int64)
+        pending: deque[tuple[Sequence[Row], Tensor, Tensor]] = deque()
 
         def collect() -> None:
-            batch, losses, top = pending.popleft()
-            np.add.at(loss, batch.span_ids, losses.cpu().numpy().astype(np.float64))
-            np.add.at(hits, batch.span_ids, top.cpu().numpy())
-            np.add.at(count, batch.span_ids, 1)
+            rows, losses, top = pending.popleft()
+            span_ids = np.concatenate([row.span_ids for row in rows])
+            np.add.at(loss, span_ids, losses.cpu().numpy().astype(np.float64))
+            np.add.at(hits, span_ids, top.cpu().numpy())
+            np.add.at(count, span_ids, 1)
             if progress:
-                progress(batch.real_tokens)
+                progress(sum(map(len, rows)))
 
         # Reading a result waits for the GPU: a few batches are in flight, so that it always has work. Sums
         # are in fp64 and by span, so that a score does not depend on how examples were batched.
         for batch in batches:
-            for part, losses, top in self._forward(batch):
-                pending.append((part, losses, top))
+            pending.extend(self._forward(batch))
             while len(pending) > IN_FLIGHT:
                 collect()
         while pending:
@@ -111,25 +84,37 @@ class Scorer:
             raise SteepenError("the model gives losses that are not finite numbers: it has no scores.")
         return SpanScores(loss, count, hits == count)
 
-    def _forward(self, batch: Batch) -> list[tuple[Batch, Tensor, Tensor]]:
+    def _forward(self, rows: Sequence[Row]) -> list[tuple[Sequence[Row], Tensor, Tensor]]:
         """Losses and hits of a batch, which is split in halves when the device runs out of memory."""
         try:
-            return [(batch, *self._score(batch))]
+            return [(rows, *self._score(rows))]
         except torch.cuda.OutOfMemoryError:
-            if len(batch.tokens) == 1:
+            if len(rows) == 1:
                 raise
         torch.cuda.empty_cache()
-        return [done for half in split_batch(batch) for done in self._forward(half)]
+        half = len(rows) // 2
+        return [*self._forward(rows[:half]), *self._forward(rows[half:])]
 
-    def _score(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _score(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+        shape = (len(rows), padded_length(rows))
+        tokens, tree = np.zeros(shape, np.int64), np.zeros((2, *shape), np.int64)
+        # Padding is a separate branch that no token attends to; it attends to the prefix, so that no row of
+        # the mask is empty.
+        tree[0] = -1
+        for index, row in enumerate(rows):
+            tokens[index, : len(row)] = row.tokens
+            if row.tree is not None:
+                tree[:, index, : len(row)] = row.tree
         layout = None
-        if batch.branch_ids is not None and batch.positions is not None:
-            layout = TokenLayout(self._send(batch.positions), tree_mask(self._send(batch.branch_ids)))
+        if rows[0].tree is not None:
+            layout = TokenLayout(self._send(tree[1]), tree_mask(self._send(tree[0])))
         # Most tokens of a prompt are not scored: only the hidden states that predict an answer's token go
         # through the head, whose logits would otherwise be the largest tensor by far.
-        hidden = self.network.hidden_states(self._send(batch.tokens), self.passes, layout=layout)
-        answers = hidden[self._send(batch.rows), self._send(batch.target_positions)]
-        targets = self._send(batch.targets)
+        hidden = self.network.hidden_states(self._send(tokens), self.passes, layout=layout)
+        row_of = np.repeat(np.arange(len(rows)), [len(row.targets) for row in rows])
+        predicting = np.concatenate([row.target_positions for row in rows]).astype(np.int64)
+        answers = hidden[self._send(row_of), self._send(predicting)]
+        targets = self._send(np.concatenate([row.targets for row in rows]).astype(np.int64))
         losses: list[Tensor] = []
         top: list[Tensor] = []
         for states, wanted in zip(
