@@ -245,6 +245,8 @@ def test_file_named_as_the_listing_does_not_replace_it(tmp_path: Path, tree: Pat
     file = tree / REPOSITORY / "listing.json"
     file.write_text('{"text": "one"}\n')
     listing = hugging_face.HubListing(REPOSITORY, "", COMMIT, (("listing.json", file.stat().st_size),))
-    download = hugging_face._Downloader(listing, hub.url, tmp_path / "staging", print)
-    assert list(download.documents("listing.json", ReadOptions(), 0)) == ["one"]
+    documents = hugging_face.download_documents(
+        listing, hub.url, tmp_path / "staging", print, "listing.json", ReadOptions(), 0
+    )
+    assert list(documents) == ["one"]
     assert json.loads((tmp_path / "staging/listing.json").read_text())["repository"] == REPOSITORY

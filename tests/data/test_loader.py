@@ -213,7 +213,7 @@ def test_seed_changes_the_batches(dataset: Dataset, windows: Windows) -> None:
 def test_world_size_does_not_change_the_global_batch(dataset: Dataset, world_size: int) -> None:
     batches = BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=3)
     for step in (0, 5):
-        pieces = [batches.rank_batch(step, rank, world_size) for rank in range(world_size)]
+        pieces = [batches.batch_rows(step, *batches.row_range(r, world_size)) for r in range(world_size)]
         assert np.array_equal(np.concatenate([p[0] for p in pieces]), batches.at(step)[0])
         assert np.array_equal(np.concatenate([p[1] for p in pieces]), batches.at(step)[1])
 
@@ -288,7 +288,7 @@ def test_impossible_batches_name_the_field(dataset: Dataset, changes: dict[str, 
 
 def test_rows_not_divisible_by_the_world_size_are_rejected(dataset: Dataset) -> None:
     with pytest.raises(UsageError, match=r"8 rows.*3 processes"):
-        BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=0).rank_batch(0, 0, 3)
+        BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=0).row_range(0, 3)
 
 
 def test_prefetcher_yields_the_loaders_batches(dataset: Dataset) -> None:

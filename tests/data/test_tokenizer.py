@@ -35,7 +35,7 @@ def test_gpt2_ids_are_the_published_ones(text: str) -> None:
 
 
 def test_gpt2_has_the_published_sizes() -> None:
-    assert (GPT2.size, GPT2.padded_size, GPT2.end_of_text) == (50_257, 50_304, 50_256)
+    assert (GPT2.size, GPT2.end_of_text) == (50_257, 50_256)
 
 
 def test_split_pattern_equals_tiktokens() -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -22,11 +21,11 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from steepen.data.shards import DTYPES, Shard, TokenStream, read_block_sums
-from steepen.data.tokenizer import PAD_TO, Tokenizer
+from steepen.data.shards import DTYPES, Shard, TokenStream, altered, read_block_sums, read_known
+from steepen.data.tokenizer import Tokenizer
 from steepen.errors import SteepenError, UsageError
 from steepen.utils.codec import from_builtins
-from steepen.utils.files import read_file, sha256_of_file
+from steepen.utils.files import sha256_of_file
 from steepen.utils.json_io import (
     CHECKSUM,
     canonical_json,
@@ -43,6 +42,7 @@ FORMAT = "steepen-data-2"
 FORMER_FORMAT = "steepen-data-1"  # <|endoftext|> after each document, and no record of where it ends
 SPLITS = ("train", "val")
 _ABOUT = ("format", "identity", CHECKSUM)  # fields of the file that are not the manifest's own
+PAD_TO = 128
 MAX_IDS = 1 << 32  # of a tokenizer: uint32 holds no more
 _SHARD_NAME = re.compile(r"(train|val)_\d+\.bin")  # in the manifest's own directory
 ENDS = np.dtype("<i8")  # an entry of documents_SPLIT.bin
@@ -66,6 +66,10 @@ class ShardRecord:
     split: str
     tokens: int
     sha256: str
+
+    def shard(self, directory: Path, dtype: str, vocabulary: int) -> Shard:
+        """The file itself, and the header it must have."""
+        return Shard(directory / self.file, dtype, self.tokens, vocabulary, self.sha256)
 
 
 @dataclass(frozen=True)
@@ -151,11 +155,8 @@ class Manifest:
 
     def shards_of(self, directory: Path, split: str) -> list[Shard]:
         """The shard files of one split, in order."""
-        return [
-            Shard(directory / record.file, self.dtype, record.tokens, self.tokenizer.size, record.sha256)
-            for record in self.shards
-            if record.split == split
-        ]
+        own = [record for record in self.shards if record.split == split]
+        return [record.shard(directory, self.dtype, self.tokenizer.size) for record in own]
 
     def write(self, directory: Path) -> None:
         """Write manifest.json atomically."""
@@ -286,21 +287,20 @@ class Dataset:
         record = self.manifest.splits[split]
         if not record.documents:
             return np.zeros(0, ENDS)
-        return np.frombuffer(_read(documents_file(self.directory, split), record.documents_sha256), ENDS)
+        return np.frombuffer(read_known(documents_file(self.directory, split), record.documents_sha256), ENDS)
 
     def val_sources(self) -> npt.NDArray[np.uint8]:
         """Of a mixture, the number of the source of each validation document, uint8 (documents,)."""
-        sources = np.frombuffer(_read(self.directory / VAL_SOURCES, self.manifest.val_sources_sha256), "u1")
+        path = self.directory / VAL_SOURCES
+        sources = np.frombuffer(read_known(path, self.manifest.val_sources_sha256), "u1")
         if len(sources) != self.manifest.splits["val"].documents:
-            raise _altered(self.directory / VAL_SOURCES)
+            raise altered(path)
         return sources
 
     def _check_document_ends(self, split: str) -> None:
         """Compare the size of the file with the manifest."""
-        path, expected = (
-            documents_file(self.directory, split),
-            self.manifest.splits[split].documents * ENDS.itemsize,
-        )
+        path = documents_file(self.directory, split)
+        expected = self.manifest.splits[split].documents * ENDS.itemsize
         try:
             size = path.stat().st_size
         except OSError as error:
@@ -330,7 +330,7 @@ class Dataset:
             for shard in self.manifest.shards_of(self.directory, split):
                 shard.check()
                 if sha256_of_file(shard.path) != files[shard.path.name]:
-                    raise _altered(shard.path)
+                    raise altered(shard.path)
                 ids = shard.memory_map()
                 for start in range(0, len(ids), 1 << 24):
                     chunk = ids[start : start + (1 << 24)]
@@ -352,20 +352,3 @@ class Dataset:
                     f"{self.directory} has {documents:,} documents in {split}, "
                     f"its manifest says {record.documents:,}; prepare it again."
                 )
-
-
-def _read(path: Path, sha256: str) -> bytes:
-    """The content of a file that must have a known hash."""
-    try:
-        content = read_file(path, limit=sys.maxsize)
-    except OSError as error:
-        raise SteepenError(f"{path} cannot be read ({error.strerror}); prepare it again.") from None
-    if hashlib.sha256(content).hexdigest() != sha256:
-        raise _altered(path)
-    return content
-
-
-def _altered(path: Path) -> SteepenError:
-    return SteepenError(
-        f"{path} was altered: its SHA-256 is not the manifest's; restore it or prepare the data again."
-    )

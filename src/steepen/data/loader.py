@@ -8,6 +8,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, get_args
 
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steepen.data.dataset import Dataset
-from steepen.data.windows import FixedWindows, Pool, RecutWindows, WindowOrder, Windows, require_name
+from steepen.data.windows import FixedWindows, Pool, RecutWindows, WindowOrder, Windows
 from steepen.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,11 +50,13 @@ class BatchLoader:
         windows: Windows = "recut",
         epochs: int = 1,
     ) -> None:
-        _require_positive("context", context)
-        _require_positive("batch_tokens", batch_tokens)
-        _require_positive("epochs", epochs)
-        require_name("pool", pool, get_args(Pool))
-        require_name("windows", windows, get_args(Windows))
+        counts = {"context": context, "batch_tokens": batch_tokens, "epochs": epochs}
+        for name, value in (counts | {"pool_tokens": 1 if pool_tokens is None else pool_tokens}).items():
+            if value < 1:
+                raise UsageError(f"{name} is {value}; it must be 1 or more.")
+        for name, value, names in (("pool", pool, Pool), ("windows", windows, Windows)):
+            if value not in (accepted := get_args(names)):
+                raise UsageError(f"{name} is {value!r}; accepted are {', '.join(accepted)}.")
         if batch_tokens % context:
             raise UsageError(f"batch_tokens {batch_tokens:,} is not a multiple of the context {context:,}.")
         self.dataset = dataset
@@ -64,39 +67,22 @@ class BatchLoader:
         self.epochs = epochs
         self._stream = dataset.tokens("train")
         available = len(self._stream)
-        if pool_tokens is not None:
-            _require_positive("pool_tokens", pool_tokens)
-            if pool_tokens > available:
-                raise UsageError(
-                    f"a pool of {pool_tokens:,} unique tokens exceeds the {available:,} training "
-                    f"tokens of {dataset.directory}; prepare more data or use a smaller pool."
-                )
-            available = pool_tokens
+        if pool_tokens is not None and pool_tokens > available:
+            raise UsageError(
+                f"a pool of {pool_tokens:,} unique tokens exceeds the {available:,} training "
+                f"tokens of {dataset.directory}; prepare more data or use a smaller pool."
+            )
+        available = available if pool_tokens is None else pool_tokens
         if available <= context:
             raise UsageError(
                 f"{available:,} training tokens do not fill one window of context+1 = {context + 1:,} tokens."
             )
-        self.order: WindowOrder
-        if windows == "recut":
-            self.order = RecutWindows(
-                dataset.document_ends("train"),
-                context + 1,
-                self.rows,
-                seed=seed,
-                epochs=epochs,
-                pool=pool,
-                pool_tokens=pool_tokens,
-            )
-        else:
-            self.order = FixedWindows(
-                len(self._stream),
-                context + 1,
-                self.rows,
-                seed=seed,
-                epochs=epochs,
-                pool=pool,
-                pool_tokens=pool_tokens,
-            )
+        kind = partial(RecutWindows, dataset.document_ends("train"))
+        if windows == "fixed":
+            kind = partial(FixedWindows, len(self._stream))
+        self.order: WindowOrder = kind(
+            context + 1, self.rows, seed=seed, epochs=epochs, pool=pool, pool_tokens=pool_tokens
+        )
 
     @property
     def windows(self) -> int:
@@ -126,11 +112,6 @@ class BatchLoader:
         """One global batch: (inputs, targets), int64 (rows, context); targets are inputs shifted by one."""
         return self.batch_rows(step, 0, self.rows)
 
-    def rank_batch(self, step: int, rank: int, world_size: int) -> Batch:
-        """The rows of a global batch for rank `rank` of `world_size`."""
-        first, last = self.row_range(rank, world_size)
-        return self.batch_rows(step, first, last)
-
     def row_range(self, rank: int, world_size: int) -> tuple[int, int]:
         """The range [first, last) of rows that rank `rank` of `world_size` reads in every batch."""
         if not 0 <= rank < world_size:
@@ -159,11 +140,6 @@ class BatchLoader:
             start, length = int(starts[piece]), int(lengths[piece])
             raise self._stream.invalid_id_error(start, self._stream.read(start, start + length))
         return tokens[:, :-1].astype(np.int64), tokens[:, 1:].astype(np.int64)
-
-
-def _require_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise UsageError(f"{name} is {value}; it must be 1 or more.")
 
 
 class Prefetcher:

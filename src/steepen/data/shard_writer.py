@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steepen.data.dataset import ShardRecord
-from steepen.data.shards import DTYPES, Shard, header, size_in_bytes
+from steepen.data.shards import DTYPES, HEADER, header
 from steepen.errors import SteepenError
 from steepen.utils.files import open_without_links, sha256_of_file
 
@@ -68,7 +68,7 @@ class ShardWriter:
     def restore(self, finished: list[ShardRecord], open_tokens: int) -> None:
         """Restore a recorded state: truncate the open shard to its recorded length, delete later shards."""
         for record in finished:
-            Shard(self.directory / record.file, self.dtype, record.tokens, self.vocabulary).check()
+            record.shard(self.directory, self.dtype, self.vocabulary).check()
         self.finished = list(finished)
         self.open_tokens = open_tokens
         self._finished_tokens = sum(shard.tokens for shard in finished)
@@ -76,7 +76,7 @@ class ShardWriter:
             if number > len(finished) or (number == len(finished) and not open_tokens):
                 file.unlink()
         if open_tokens:
-            path, size = self._path(), size_in_bytes(self.dtype, open_tokens)
+            path, size = self._path(), HEADER.size + open_tokens * DTYPES[self.dtype].itemsize
             if not path.is_file() or path.stat().st_size < size:
                 raise SteepenError(f"{path} is shorter than the journal says; use `restart` to begin again.")
             self._stream = open(path, "r+b", opener=open_without_links)  # noqa: SIM115

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import FileIO
@@ -46,11 +47,6 @@ def header(dtype: str, tokens: int, vocabulary: int) -> bytes:
     return HEADER.pack(MAGIC, VERSION, DTYPES[dtype].itemsize, tokens, vocabulary)
 
 
-def size_in_bytes(dtype: str, tokens: int) -> int:
-    """Size of a shard file."""
-    return HEADER.size + tokens * DTYPES[dtype].itemsize
-
-
 @dataclass(frozen=True)
 class Shard:
     """One shard file and the header it must have."""
@@ -71,7 +67,7 @@ class Shard:
             raise SteepenError(
                 f"shard {self.path} cannot be read ({error.strerror}); prepare it again."
             ) from None
-        expected = size_in_bytes(self.dtype, self.tokens)
+        expected = HEADER.size + self.tokens * DTYPES[self.dtype].itemsize
         if size != expected:
             kind = "truncated" if size < expected else "too long"
             raise SteepenError(
@@ -229,11 +225,15 @@ class TokenStream:
             shard = int(np.searchsorted(self._first_blocks, block, side="right")) - 1
             if shard not in self._versions:
                 self._has_changed(shard)
-            if self._sums is None:
-                good = self._shards[shard].sha256 in ("", sha256_of_file(self._shards[shard].path))
-            else:
-                good = self._sum(shard, block - int(self._first_blocks[shard])) == int(self._sums[block])
             path = self._shards[shard].path
+            if self._sums is None:
+                good = self._shards[shard].sha256 in ("", sha256_of_file(path))
+            else:
+                first_id = (block - int(self._first_blocks[shard])) * self._block
+                count = min(self._block, self._shards[shard].tokens - first_id)
+                content = np.empty(count * self.dtype.itemsize, np.uint8)
+                self._read_bytes(shard, first_id * self.dtype.itemsize, content)
+                good = block_sum(content.data) == int(self._sums[block])
             if not good:
                 raise SteepenError(
                     f"shard {path} was altered: its content does not match its checksum; check the data with "
@@ -246,13 +246,6 @@ class TokenStream:
     def _blocks_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         shards = np.searchsorted(self._starts, positions, side="right") - 1
         return self._first_blocks[shards] + (positions - self._starts[shards]) // self._block
-
-    def _sum(self, shard: int, block: int) -> int:
-        size = self.dtype.itemsize
-        count = min(self._block, self._shards[shard].tokens - block * self._block)
-        content = np.empty(count * size, np.uint8)
-        self._read_bytes(shard, block * self._block * size, content)
-        return block_sum(content.data)
 
 
 def block_sum(content: memoryview | bytes) -> int:
@@ -287,11 +280,22 @@ def write_block_sums(directory: Path, split: str, shards: Sequence[Shard]) -> st
 
 def read_block_sums(directory: Path, split: str, sha256: str) -> npt.NDArray[np.uint64]:
     """The checksums that `write_block_sums` wrote; raises if the file was altered."""
-    path = blocks_file(directory, split)
+    return np.frombuffer(read_known(blocks_file(directory, split), sha256), "<u8")
+
+
+def read_known(path: Path, sha256: str) -> bytes:
+    """The content of a file that must have a known hash."""
     try:
-        content = read_file(path)
+        content = read_file(path, limit=sys.maxsize)
     except OSError as error:
         raise SteepenError(f"{path} cannot be read ({error.strerror}); prepare it again.") from None
     if hashlib.sha256(content).hexdigest() != sha256:
-        raise SteepenError(f"{path} was altered; restore it or prepare the data again.")
-    return np.frombuffer(content, "<u8")
+        raise altered(path)
+    return content
+
+
+def altered(path: Path) -> SteepenError:
+    """The error for a file that has another hash than the manifest says."""
+    return SteepenError(
+        f"{path} was altered: its SHA-256 is not the manifest's; restore it or prepare the data again."
+    )

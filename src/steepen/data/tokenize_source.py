@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,7 @@ from steepen.data.dataset import (
 )
 from steepen.data.prepare_request import PrepareProgress, PrepareRequest, ProgressReporter
 from steepen.data.shard_writer import EntryWriter, ShardWriter
-from steepen.data.shards import Shard, choose_dtype, write_block_sums
+from steepen.data.shards import choose_dtype, write_block_sums
 from steepen.data.sources.builtin import shipped_tokenizer
 from steepen.data.sources.source import Source, document_hash
 from steepen.data.sources.tokenizers import parse_tokenizer
@@ -108,16 +108,16 @@ class Feed:
     def __init__(self, name: str, weight: float, source: Source, state: FeedState) -> None:
         self.name, self.weight, self.source, self.state = name, weight, source, state
         self.val_tokens = 0  # to be split off
-        self.ready = deque[TokenizedDocument]()  # tokenized, and not written yet
+        self.ready = deque[Document]()  # tokenized, and not written yet
         state.versions = state.versions or [part.version for part in source.parts]
         self.require_unchanged(*range(len(source.parts)))
 
-    def documents(self, part: int = 0, start: int = 0) -> Iterator[SourceDocument]:
+    def documents(self, part: int = 0, start: int = 0) -> Iterator[Document]:
         """The documents from number `start` of a part on."""
         for number in range(part, len(self.source.parts)):
             first = start if number == part else 0
             for document, text in enumerate(self.source.parts[number].documents(first), start=first):
-                yield SourceDocument(number, document, text)
+                yield Document(number, document, text)
             self.require_unchanged(number)
 
     def require_unchanged(self, *numbers: int) -> None:
@@ -272,16 +272,11 @@ class TokenizationJob:
         beginning = np.array([tokenizer.end_of_text], dtype=np.uint32)
         next_journal = time.monotonic() + JOURNAL_SECONDS
         with ExitStack() as stack:
-            groups = {
-                feed.name: stack.enter_context(
-                    closing(
-                        tokenize_in_order(
-                            tokenizer, feed.documents(feed.state.part, feed.state.unit), self.threads
-                        )
-                    )
-                )
-                for feed in feeds
-            }
+            groups: dict[str, Generator[list[Document]]] = {}
+            for feed in feeds:
+                left = feed.documents(feed.state.part, feed.state.unit)
+                groups[feed.name] = tokenize_in_order(tokenizer, left, self.threads)
+                stack.enter_context(closing(groups[feed.name]))
             while enough is None or filled.tokens < enough:
                 feed = min(feeds, key=lambda each: each.state.tokens[split] / each.weight)
                 if not feed.ready:
@@ -295,11 +290,10 @@ class TokenizationJob:
                         break
                 document = feed.ready.popleft()
                 feed.state.part, feed.state.unit = document.part, document.number + 1
-                state.characters += document.characters
-                if document.ids is None:
+                state.characters += len(document.text or "")
+                if (ids := document.ids) is None:
                     state.empty += 1
                     continue
-                ids = document.ids
                 if self.request.clip_validation and split == "val" and enough is not None:
                     ids = ids[: enough - filled.tokens - 1]
                 assigned = self.split.assign(
@@ -360,10 +354,7 @@ class TokenizationJob:
         self._write_journal()
         splits: dict[str, SplitRecord] = {}
         for name, writer in self.writers.items():
-            shards = [
-                Shard(self.directory / each.file, dtype, each.tokens, tokenizer.size, each.sha256)
-                for each in writer.finished
-            ]
+            shards = [each.shard(self.directory, dtype, tokenizer.size) for each in writer.finished]
             splits[name] = SplitRecord(
                 self.state.documents(name),
                 writer.tokens,
@@ -410,42 +401,30 @@ class TokenizationJob:
         write_json(self.directory / JOURNAL, with_checksum(content))
 
 
-@dataclass(frozen=True)
-class SourceDocument:
-    """One document of a source (a line, a row or a text); `text` is None if it is empty."""
+class Document(NamedTuple):
+    """A document of a source (a line, a row or a text): its place, text and, once it is tokenized, ids."""
 
     part: int
     number: int
-    text: str | None
-
-
-@dataclass(frozen=True)
-class TokenizedDocument:
-    """The token ids of a document, its content hash and its length; `ids` is None if it is empty."""
-
-    part: int
-    number: int
-    ids: npt.NDArray[np.uint32] | None
-    hash: bytes
-    characters: int
+    text: str | None  # None if it is empty
+    hash: bytes = b""
+    ids: npt.NDArray[np.uint32] | None = None
 
 
 def tokenize_in_order(
-    tokenizer: Tokenizer, documents: Iterable[SourceDocument], threads: int
-) -> Generator[list[TokenizedDocument]]:
+    tokenizer: Tokenizer, documents: Iterable[Document], threads: int
+) -> Generator[list[Document]]:
     """Tokenize documents on `threads` threads; yields groups in the order of the documents."""
 
-    def tokenize(group: list[SourceDocument]) -> list[TokenizedDocument]:
+    def tokenize(group: list[Document]) -> list[Document]:
         arrays = iter(tokenizer.encode_arrays([document.text for document in group if document.text]))
         return [
-            TokenizedDocument(each.part, each.number, next(arrays), document_hash(each.text), len(each.text))
-            if each.text
-            else TokenizedDocument(each.part, each.number, None, b"", 0)
+            each._replace(hash=document_hash(each.text), ids=next(arrays)) if each.text else each
             for each in group
         ]
 
     pool = ThreadPoolExecutor(threads, thread_name_prefix="steepen-tokenize")
-    pending: deque[Future[list[TokenizedDocument]]] = deque()
+    pending: deque[Future[list[Document]]] = deque()
     try:
         for group in _groups(documents):
             pending.append(pool.submit(tokenize, group))
@@ -457,8 +436,8 @@ def tokenize_in_order(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _groups(documents: Iterable[SourceDocument]) -> Iterator[list[SourceDocument]]:
-    group: list[SourceDocument] = []
+def _groups(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    group: list[Document] = []
     characters = 0
     for document in documents:
         group.append(document)

@@ -42,7 +42,6 @@ JSON_FORMAT = "steepen-tokenizer-2"  # of a JsonTokenizer
 RUN_FORMAT = "steepen-run-tokenizer-1"  # of the file in a run directory
 BYTES = 256
 GPT2_SIZE = 50_257
-PAD_TO = 128
 MAX_BPE = 1_000_000
 MAX_IDS = 4_000_000
 MAX_PATTERN = 2_000  # characters
@@ -77,11 +76,6 @@ class Tokenizer:
     def size(self) -> int:
         """Number of ids, the separator included (GPT-2: 50,257)."""
         return max(len(self.tokens), self.end_of_text + 1)
-
-    @property
-    def padded_size(self) -> int:
-        """`size` rounded up to a multiple of 128, the vocabulary of the model (GPT-2: 50,304)."""
-        return -(-self.size // PAD_TO) * PAD_TO
 
     @property
     def end_of_text(self) -> int:
@@ -238,13 +232,10 @@ class Tokenizer:
         tokens = (*(bytes([byte]) for byte in range(BYTES)), *merged)
         if len(tokens) != size - 1:
             available = len(tokens) + 1
-            remedy = (
-                f"use bpe:{available} or fewer, or give more text"
-                if merged
-                else "give more text, or use gpt2"
-            )
+            fewer = f"use bpe:{available} or fewer, or give more text"
             raise UsageError(
-                f"the source has text for a vocabulary of only {available:,} ids, not bpe:{size}; {remedy}."
+                f"the source has text for a vocabulary of only {available:,} ids, not bpe:{size}; "
+                f"{fewer if merged else 'give more text, or use gpt2'}."
             )
         return Tokenizer(name=f"bpe:{size}", tokens=tokens)
 
@@ -424,15 +415,9 @@ def bytes_to_unicode() -> list[str]:
 
 def write_run_tokenizer(tokenizer: Tokenizer, file: Path) -> None:
     """Write the tokenizer that a run directory keeps: GPT-2's by name, which ships here, else whole."""
-    known = tokenizer.identity == GPT2_IDENTITY
-    kept = {
-        "format": RUN_FORMAT,
-        "name": tokenizer.name,
-        "size": tokenizer.size,
-        "sha256": tokenizer.identity,
-    }
-    content = None if known else json.loads(tokenizer.content)
-    write_atomically(file, canonical_json({**kept, "tokenizer": content}))
+    kept = {"format": RUN_FORMAT, "name": tokenizer.name, "size": tokenizer.size}
+    content = None if tokenizer.identity == GPT2_IDENTITY else json.loads(tokenizer.content)
+    write_atomically(file, canonical_json({**kept, "sha256": tokenizer.identity, "tokenizer": content}))
 
 
 def run_tokenizer_identity(file: Path) -> str | None:

@@ -14,8 +14,6 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from steepen.errors import UsageError
-
 # prefix: the first tokens of the data; sample: a pseudo-random part that is the same for every seed.
 # In both, a smaller pool is part of a larger one. `runs/spec.py` has both types too (see there).
 Pool = Literal["prefix", "sample"]
@@ -100,16 +98,16 @@ class RecutWindows:
         self._seed, self._epochs = seed, epochs
         total = int(ends[-1]) if len(ends) else 0
         self.tokens = total if pool_tokens is None else pool_tokens
-        # Ids of the pool's documents; None: the first `_document_count`.
+        # Ids of the pool's documents; None: the first `_document_count`. The pool may end inside its last
+        # document: `_surplus` tokens of it are left out.
         self._pool_documents: Int64s | None = None
-        self._document_count = len(ends)
+        self._document_count, self._surplus = len(ends), 0
         if pool_tokens is not None and pool == "prefix":
             self._document_count = int(np.searchsorted(ends, pool_tokens, side="left")) + 1
+            self._surplus = int(ends[self._document_count - 1]) - pool_tokens
         elif pool_tokens is not None:
-            self._pool_documents = _sample_documents(ends, pool_tokens)
+            self._pool_documents, self._surplus = _sample_documents(ends, pool_tokens)
             self._document_count = len(self._pool_documents)
-        # The pool may end inside its last document: that many tokens of it are left out.
-        self._surplus = 0 if pool_tokens is None else self._documents_tokens() - self.tokens
         self.windows = self.tokens // length
         self.steps_per_epoch = self.windows // rows
         self._current: tuple[int, Int64s, Int64s, Permutation] | None = None
@@ -150,46 +148,32 @@ class RecutWindows:
             for start in range(0, self._document_count, DOCUMENT_BLOCK):
                 block = slice(start, min(start + DOCUMENT_BLOCK, self._document_count))
                 pool_indices = order(np.arange(block.start, block.stop))
-                positions[block] = self._positions(pool_indices)
-                ends[block] = self._lengths(pool_indices)
-                if self._surplus:
-                    ends[block] -= self._surplus * (pool_indices == self._document_count - 1)
+                numbers = pool_indices if self._pool_documents is None else self._pool_documents[pool_indices]
+                positions[block] = np.where(numbers > 0, self._ends[numbers - 1], 0)
+                ends[block] = self._ends[numbers] - positions[block]
+                ends[block] -= self._surplus * (pool_indices == self._document_count - 1)
             np.cumsum(ends, out=ends)
             windows = Permutation(self.windows, f"steepen windows {self._seed} {epoch}")
             current = self._current = (epoch, positions, ends, windows)
         return current[1:]
 
-    def _documents_tokens(self) -> int:
-        """Tokens of the pool's documents, the last one in full."""
-        if self._pool_documents is None:
-            return int(self._ends[self._document_count - 1])
-        return int(self._lengths(np.arange(self._document_count)).sum())
 
-    def _positions(self, pool_indices: Int64s) -> Int64s:
-        """Where documents of the pool, by their indices in it, begin in the stream."""
-        numbers = pool_indices if self._pool_documents is None else self._pool_documents[pool_indices]
-        return np.where(numbers > 0, self._ends[numbers - 1], 0)
+def _sample_documents(ends: Int64s, tokens: int) -> tuple[Int64s, int]:
+    """The documents of a pseudo-random order, as many as give `tokens` tokens, and how many they give more.
 
-    def _lengths(self, pool_indices: Int64s) -> Int64s:
-        """Tokens of documents of the pool, by their indices in it."""
-        numbers = pool_indices if self._pool_documents is None else self._pool_documents[pool_indices]
-        return self._ends[numbers] - self._positions(pool_indices)
-
-
-def _sample_documents(ends: Int64s, tokens: int) -> Int64s:
-    """The documents of a pseudo-random order, as many as give `tokens` tokens; the same for every seed."""
+    They are the same for every seed.
+    """
     order = Permutation(len(ends), f"steepen pool {len(ends)}")
     found: list[Int64s] = []
     for start in range(0, len(ends), DOCUMENT_BLOCK):
         numbers = order(np.arange(start, min(start + DOCUMENT_BLOCK, len(ends))))
-        lengths = ends[numbers] - np.where(numbers > 0, ends[numbers - 1], 0)
-        total = np.cumsum(lengths)
-        if tokens <= total[-1]:
-            found.append(numbers[: int(np.searchsorted(total, tokens, side="left")) + 1])
+        total = np.cumsum(ends[numbers] - np.where(numbers > 0, ends[numbers - 1], 0))
+        last = int(np.searchsorted(total, tokens, side="left"))  # all of the block if it has not enough
+        found.append(numbers[: last + 1])
+        tokens -= int(total[min(last, len(total) - 1)])
+        if tokens <= 0:
             break
-        tokens -= int(total[-1])
-        found.append(numbers)
-    return np.concatenate(found)
+    return np.concatenate(found), -tokens
 
 
 class FixedWindows:
@@ -256,9 +240,3 @@ class FixedWindows:
 
 
 WindowOrder: TypeAlias = RecutWindows | FixedWindows
-
-
-def require_name(name: str, value: str, accepted: tuple[str, ...]) -> None:
-    """Raise unless `value` is one of the accepted names."""
-    if value not in accepted:
-        raise UsageError(f"{name} is {value!r}; accepted are {', '.join(accepted)}.")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Iterable, Sequence
+from functools import cache
 from importlib import resources
 from itertools import islice
 from typing import Any
@@ -52,11 +52,8 @@ def builtin_source(part: str = "") -> Source:
         "bytes": sizes,
         "sha256": digest,
     }
-    return Source(description, sum(sizes.values()), [Part("builtin", partial(_documents_from, documents))])
-
-
-def _documents_from(documents: list[str], start: int) -> Iterator[str]:
-    return islice(documents, start, None)
+    part_of = Part("builtin", lambda start: islice(documents, start, None))
+    return Source(description, sum(sizes.values()), [part_of])
 
 
 @cache
@@ -76,9 +73,8 @@ def shipped_tokenizer(texts: Sequence[str], size: int) -> Tokenizer | None:
     """The tokenizer that training on these texts would give, if it is the one shipped with the package."""
     if size != TOKENIZER_SIZE or documents_digest(texts) != TOKENIZER_TEXTS:
         return None
-    with resources.as_file(
-        resources.files("steepen.data").joinpath(f"assets/builtin_bpe{size}.json")
-    ) as path:
+    asset = resources.files("steepen.data").joinpath(f"assets/builtin_bpe{size}.json")
+    with resources.as_file(asset) as path:
         return Tokenizer.load(path)
 
 

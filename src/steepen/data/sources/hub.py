@@ -130,8 +130,8 @@ def hub_source(
         listing, parts, size = _local_mirror(Path(endpoint), files, options)
     else:
         listing = _pinned_listing(staging, files) or _list_files(endpoint, files)
-        download = _Downloader(listing, endpoint, staging, log)
-        parts = [Part(path, partial(download.documents, path, options)) for path, _ in listing.files]
+        download = partial(download_documents, listing, endpoint, staging, log)
+        parts = [Part(path, partial(download, path, options)) for path, _ in listing.files]
         size = int(TEXT_BYTES_PER_PARQUET_BYTE * sum(size for _, size in listing.files))
     description: dict[str, Any] = {
         "kind": "hub",
@@ -169,12 +169,9 @@ def hub_files(name: str, config: str) -> HubFiles:
             raise UsageError(f"{name}:{config} has its own revision; leave out @{revision}.")
         corpus = PAPER_CORPORA[name]
         return corpus.train if config == PAPER else corpus.validation
-    if config in SAMPLES:
-        return HubFiles(repository, config.replace("-", "/", 1), revision=revision or None)
-    if config == "default":
-        return HubFiles(repository, "data", revision=revision or None)
-    if config.startswith("CC-MAIN-"):
-        return HubFiles(repository, f"data/{config}", revision=revision or None)
+    folder = {"default": "data"} | {sample: sample.replace("-", "/", 1) for sample in SAMPLES}
+    if config in folder or config.startswith("CC-MAIN-"):
+        return HubFiles(repository, folder.get(config, f"data/{config}"), revision=revision or None)
     raise UsageError(
         f"unknown config {config!r} of {name}; accepted are {', '.join(SAMPLES)}, paper, default (all of "
         "it), and one crawl such as CC-MAIN-2024-10."
@@ -193,13 +190,9 @@ def _choose(paths: Iterable[str], card: Callable[[], str], files: HubFiles) -> l
 
 def _local_mirror(root: Path, files: HubFiles, options: ReadOptions) -> tuple[HubListing, list[Part], int]:
     top = root / files.repository
-    card = top / CARD
-
-    def read_card() -> str:
-        return read_text(card) if card.is_file() else ""
-
     present = [file.relative_to(top).as_posix() for file in top.rglob("*") if file.is_file()]
-    chosen = [top / path for path in _choose(present, read_card, files)]
+    card = partial(read_text, top / CARD) if CARD in present else lambda: ""
+    chosen = [top / path for path in _choose(present, card, files)]
     if not chosen:
         raise UsageError(
             f"no Parquet file{_which(files)} under {top / files.folder}; `hub` takes a directory laid out "
@@ -234,7 +227,7 @@ def _list_files(endpoint: str | None, files: HubFiles) -> HubListing:
     repository = files.repository
 
     def request() -> HubListing:
-        from huggingface_hub import HfApi, hf_hub_download
+        from huggingface_hub import HfApi
         from huggingface_hub.hf_api import RepoFile
 
         api = HfApi(endpoint=endpoint)
@@ -248,15 +241,7 @@ def _list_files(endpoint: str | None, files: HubFiles) -> HubListing:
             if CARD not in sizes:
                 return ""
             with tempfile.TemporaryDirectory() as downloads:
-                file = hf_hub_download(
-                    repository,
-                    CARD,
-                    repo_type="dataset",
-                    revision=revision,
-                    endpoint=endpoint,
-                    local_dir=downloads,
-                )
-                return read_text(Path(file))
+                return read_text(_fetch(repository, CARD, revision, endpoint, Path(downloads)))
 
         chosen = _choose(sizes, card, files)
         listed = tuple((path, sizes[path]) for path in chosen)
@@ -298,42 +283,39 @@ def model_file(repository: str, path: str, *, revision: str | None, endpoint: st
         raise
 
 
-class _Downloader:
-    """Downloads the files of a listing into the staging folder, one at a time."""
-
-    def __init__(
-        self, listing: HubListing, endpoint: str | None, staging: Path, log: Callable[[str], None]
-    ) -> None:
-        self.listing, self.endpoint, self.staging, self.log = listing, endpoint, staging, log
-
-    def documents(self, path: str, options: ReadOptions, start: int) -> Iterator[str | None]:
-        self.staging.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.staging / LISTING_FILE, canonical_json(asdict(self.listing)))
-        size = dict(self.listing.files)[path]
-        self.log(f"downloading {Path(path).name} ({size / 1e9:.1f} GB)")
-        file = _with_retries(f"download {path}", partial(self._download, path))
-        if file.stat().st_size != size:
-            file.unlink()
-            raise SteepenError(
-                f"{path} was downloaded with another size than the Hub lists; run the same command again."
-            )
-        yield from read_documents(file, options, start)
-        file.unlink()  # after the last document: an interrupted reader finds the file again
-
-    def _download(self, path: str) -> Path:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.utils import disable_progress_bars
-
-        disable_progress_bars()
-        downloaded = hf_hub_download(
-            self.listing.repository,
-            path,
-            repo_type="dataset",
-            revision=self.listing.revision,
-            endpoint=self.endpoint,
-            local_dir=self.staging / "files",  # a file of the repository may be named listing.json
+def download_documents(
+    listing: HubListing,
+    endpoint: str | None,
+    staging: Path,
+    log: Callable[[str], None],
+    path: str,
+    options: ReadOptions,
+    start: int,
+) -> Iterator[str | None]:
+    """The documents of a listed file, which is in the staging folder while they are read."""
+    staging.mkdir(parents=True, exist_ok=True)
+    write_atomically(staging / LISTING_FILE, canonical_json(asdict(listing)))
+    size = dict(listing.files)[path]
+    log(f"downloading {Path(path).name} ({size / 1e9:.1f} GB)")
+    place = staging / "files"  # a file of the repository may be named listing.json
+    fetch = partial(_fetch, listing.repository, path, listing.revision, endpoint, place)
+    file = _with_retries(f"download {path}", fetch)
+    if file.stat().st_size != size:
+        file.unlink()
+        raise SteepenError(
+            f"{path} was downloaded with another size than the Hub lists; run the same command again."
         )
-        return Path(downloaded)
+    yield from read_documents(file, options, start)
+    file.unlink()  # after the last document: an interrupted reader finds the file again
+
+
+def _fetch(repository: str, path: str, revision: str | None, endpoint: str | None, folder: Path) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()
+    place: dict[str, Any] = {"revision": revision, "endpoint": endpoint, "local_dir": folder}
+    return Path(hf_hub_download(repository, path, repo_type="dataset", **place))
 
 
 def _no_server_answers(error: BaseException | None) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -82,10 +82,7 @@ def parse_mixture(text: str, options: ReadOptions) -> dict[str, MixedSource]:
     if not 2 <= len(found) <= MAX_SOURCES:
         raise UsageError(f"a mixture of {len(found)} sources; it takes 2 to {MAX_SOURCES}.")
     total = sum(each.weight for each in found.values())
-    return {
-        name: MixedSource(each.source, each.weight / total, each.repeat, each.read_options)
-        for name, each in found.items()
-    }
+    return {name: replace(each, weight=each.weight / total) for name, each in found.items()}
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:

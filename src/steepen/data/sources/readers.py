@@ -7,6 +7,7 @@ order, so that reading can resume at a unit number. An item is None if the unit 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import glob
 import hashlib
 import json
@@ -55,22 +56,11 @@ def detect_format(path: Path) -> str:
         return "parquet"
     suffixes = [suffix for suffix in path.suffixes if suffix not in {".gz", ".zst", ".zstd", ".gzip"}]
     suffix = suffixes[-1] if suffixes else ""
-    is_jsonl = suffix in {".jsonl", ".ndjson"} or (suffix == ".json" and _begins_with_an_object(path))
+    is_jsonl = suffix in {".jsonl", ".ndjson"}
+    if suffix == ".json":  # JSON lines too, if the first line is a complete object
+        with contextlib.suppress(ValueError, RecursionError):
+            is_jsonl = isinstance(json.loads(next(_blocks(path), b"").split(b"\n", 1)[0]), dict)
     return "jsonl" if is_jsonl else "text"
-
-
-def _begins_with_an_object(path: Path) -> bool:
-    """Whether the first line is a complete JSON object, as in JSON lines named .json."""
-    line = next(_blocks(path), b"").split(b"\n", 1)[0]
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
-
-
-def check_readable(path: Path) -> None:
-    """Raise if a file cannot be opened."""
-    _first_bytes(path)
 
 
 def _first_bytes(path: Path) -> bytes:
@@ -290,7 +280,7 @@ def file_source(names: Sequence[str], options: ReadOptions) -> Source:
     """The files that paths, globs and directories name, sorted by path, without duplicates."""
     files = sorted({file for name in names for file in _match(name)}, key=lambda file: file.as_posix())
     for file in files:
-        check_readable(file)  # raise before an hour of work, not after it
+        _first_bytes(file)  # raise before an hour of work, not after it
     parts = [Part(file.name, partial(read_documents, file, options), file) for file in files]
     listing = [[file.name, file.stat().st_size] for file in files]
     description = {

@@ -32,8 +32,12 @@ from steepen.utils.imports import MODULE_ATTRIBUTE, import_object
 
 def custom_source(source: str | SourceFunction) -> Source:
     """Build a Source from a function, or from its name "module:attribute"."""
-    name = source if isinstance(source, str) else _name(source)
-    found = import_object(source, "data source", values=Source) if isinstance(source, str) else source
+    if isinstance(source, str):
+        name, found = source, import_object(source, "data source", values=Source)
+    else:
+        module = getattr(source, "__module__", None) or type(source).__module__
+        name = f"{module}:{getattr(source, '__qualname__', type(source).__qualname__)}"
+        found = source
     if isinstance(found, Source):
         return found
     if not callable(found):
@@ -79,11 +83,6 @@ def _documents(
         )
 
 
-def _name(source: SourceFunction) -> str:
-    module = getattr(source, "__module__", None) or type(source).__module__
-    return f"{module}:{getattr(source, '__qualname__', type(source).__qualname__)}"
-
-
 def resolve_source(
     names: Sequence[str | SourceFunction],
     options: ReadOptions,
@@ -102,21 +101,16 @@ def resolve_source(
         )
     first = names[0]
     name, _, config = first.partition(":") if isinstance(first, str) else ("", "", "")
-    is_builtin, is_hub = name in builtin.NAMES, name in hub.REPOSITORIES
-    is_custom = not isinstance(first, str) or (
-        not is_builtin
-        and not is_hub
-        and MODULE_ATTRIBUTE.fullmatch(first) is not None
-        and not Path(first).exists()
-    )
-    if (is_builtin or is_hub or is_custom) and len(names) > 1:
+    if name in builtin.NAMES:
+        found = partial(builtin.builtin_source, config)
+    elif name in hub.REPOSITORIES:
+        found = partial(hub.hub_source, name, config, options, endpoint=endpoint, staging=staging, log=log)
+    elif not isinstance(first, str) or (MODULE_ATTRIBUTE.fullmatch(first) and not Path(first).exists()):
+        found = partial(custom_source, first)
+    else:
+        return file_source([str(name) for name in names], options)
+    if len(names) > 1:
         raise UsageError(
             f"source {first!r} cannot be mixed with others; prepare each into its own directory."
         )
-    if is_custom:
-        return custom_source(first)
-    if is_builtin:
-        return builtin.builtin_source(config)
-    if is_hub:
-        return hub.hub_source(name, config, options, endpoint=endpoint, staging=staging, log=log)
-    return file_source([str(name) for name in names], options)
+    return found()
