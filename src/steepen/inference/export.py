@@ -133,41 +133,32 @@ def write_hugging_face(
         )
     tokenizer = run.require_tokenizer()
     weights = network_weights(run.network)
-    end = tokenizer.end_of_text
+    classes = {"Config": "SteepenConfig", "Model": "SteepenModel", "ModelForCausalLM": "SteepenForCausalLM"}
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.end_of_text)
+    ends |= {"use_cache": supports_cache(run.network)}
     config = {
         **network_config(run),
         "architectures": ["SteepenForCausalLM"],
-        "auto_map": {
-            "AutoConfig": f"{Path(MODELING_FILE).stem}.SteepenConfig",
-            "AutoModel": f"{Path(MODELING_FILE).stem}.SteepenModel",
-            "AutoModelForCausalLM": f"{Path(MODELING_FILE).stem}.SteepenForCausalLM",
-        },
+        "auto_map": {f"Auto{name}": f"{Path(MODELING_FILE).stem}.{own}" for name, own in classes.items()},
         "model_type": "steepen",
         "dtype": "float32",
-        "bos_token_id": end,
-        "eos_token_id": end,
-        "pad_token_id": end,
-        "use_cache": supports_cache(run.network),
+        **ends,
         "steepen_run": describe(run, tokenizer, digest(weights)),
     }
     _write(folder / "config.json", config)
-    generation = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id", "use_cache")}
-    _write(folder / "generation_config.json", {"_from_model_config": False, **generation, "do_sample": False})
+    _write(folder / "generation_config.json", {"_from_model_config": False, **ends, "do_sample": False})
     _write_code(arm.custom_code, folder)
     named = hugging_face_weights(weights, custom=":" in arm.block)
     save_torch_state_dict(named, folder, max_shard_size=MAX_SHARD_SIZE)
     (folder / TOKENIZER_FILE).write_text(hugging_face_tokenizer(tokenizer).to_str(), encoding="utf-8")
     special: dict[str, Any] = dict.fromkeys(("bos_token", "eos_token", "pad_token"), tokenizer.end_text)
-    _write(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": run.network.shape.context,
-            "padding_side": "left",
-            "clean_up_tokenization_spaces": False,
-            **special,
-        },
-    )
+    described = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": run.network.shape.context,
+        "padding_side": "left",
+        "clean_up_tokenization_spaces": False,
+    }
+    _write(folder / "tokenizer_config.json", described | special)
     _write(folder / "special_tokens_map.json", special)
     (folder / "README.md").write_text(model_card(run, data_license), encoding="utf-8")
 
@@ -239,10 +230,7 @@ def network_config(run: LoadedRun) -> dict[str, Any]:
         "residual_multiplier": network.multipliers.residual,
         "output_multiplier": network.multipliers.output,
         "injection_weight": network.multipliers.injection,
-        "norm_eps": options.norm_eps,
-        "rope_base": options.rope_base,
-        "rope_table": options.rope_table,
-        "qk_scale": options.qk_scale,
+        **{name: getattr(options, name) for name in ("norm_eps", "rope_base", "rope_table", "qk_scale")},
         "softcap": options.softcap,
         "residual_stream": options.residual_stream,
     }

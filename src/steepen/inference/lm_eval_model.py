@@ -46,12 +46,9 @@ def as_transformers(run: LoadedRun, passes: Any = None) -> tuple[Any, Any]:
     model = SteepenForCausalLM(SteepenConfig(**config, pad_token_id=end))
     model.load_state_dict(hugging_face_weights(network_weights(run.network)))
     model = cast("Any", model).to(device=run.network.embedding.device, dtype=run.network.embedding.dtype)
+    ends: dict[str, Any] = dict.fromkeys(("bos_token", "eos_token", "pad_token"), own.end_text)
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=hugging_face_tokenizer(own),
-        bos_token=own.end_text,
-        eos_token=own.end_text,
-        pad_token=own.end_text,
-        model_max_length=run.network.shape.context,
+        tokenizer_object=hugging_face_tokenizer(own), model_max_length=run.network.shape.context, **ends
     )
     return model.eval(), tokenizer
 

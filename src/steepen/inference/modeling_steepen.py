@@ -27,90 +27,58 @@ CONNECTION_SCALE = 0.025  # of the weights of hyper-connections
 CUSTOM: dict[str, Any] = {}
 
 
+# What a config holds, with its defaults.
+FIELDS: dict[str, Any] = {
+    "vocab_size": 50257,  # ids that have a logit
+    "padded_vocab_size": 50304,  # rows of the embedding and the head
+    "hidden_size": 1024,
+    "num_attention_heads": 8,
+    "intermediate_size": 2816,
+    "max_position_embeddings": 2048,
+    "prelude_blocks": 2,
+    "core_blocks": 3,
+    "coda_blocks": 3,
+    "passes": 1,
+    "stored_cores": 1,
+    "tied_cores": True,
+    "core_boundary": "identity",
+    "coda_boundary": "identity",
+    "first_pass": "prelude",  # input of the first core pass: the prelude's output, or the boundary's
+    "norm_prelude": False,
+    "residual_multiplier": 1.0,
+    "output_multiplier": 1.0,
+    "injection_weight": 1.0,
+    "norm_eps": 1.1920929e-07,
+    "rope_base": 10000.0,
+    "rope_table": "fp32",
+    "qk_scale": 1.0,
+    "softcap": None,
+    "residual_stream": "fp32",
+    "kv_heads": None,  # None: one matrix of queries, keys and values
+    "window": None,  # newest tokens that a query sees, itself included
+    "activation": "swiglu",
+    "parallel": False,  # attention and MLP read the same normed input
+    "experts": None,
+    "active_experts": 2,
+    "shared_experts": 0,
+    "choice_bias": False,  # whether a bias is added to the choice of experts
+    "streams": None,  # copies of the residual stream that hyper-connections mix
+    "custom_block": None,  # its name, and what it is built with
+    "use_cache": True,
+}
+
+
 class SteepenConfig(PretrainedConfig):
     """Sizes, boundary operators and multipliers of a network. `passes` may be changed when loading."""
 
     model_type = "steepen"
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
 
-    def __init__(
-        self,
-        vocab_size: int = 50257,
-        padded_vocab_size: int = 50304,
-        hidden_size: int = 1024,
-        num_attention_heads: int = 8,
-        intermediate_size: int = 2816,
-        max_position_embeddings: int = 2048,
-        prelude_blocks: int = 2,
-        core_blocks: int = 3,
-        coda_blocks: int = 3,
-        passes: int = 1,
-        stored_cores: int = 1,
-        tied_cores: bool = True,
-        core_boundary: str = "identity",
-        coda_boundary: str = "identity",
-        first_pass: str = "prelude",
-        norm_prelude: bool = False,
-        residual_multiplier: float = 1.0,
-        output_multiplier: float = 1.0,
-        injection_weight: float = 1.0,
-        norm_eps: float = 1.1920929e-07,
-        rope_base: float = 10000.0,
-        rope_table: str = "fp32",
-        qk_scale: float = 1.0,
-        softcap: float | None = None,
-        residual_stream: str = "fp32",
-        kv_heads: int | None = None,
-        window: int | None = None,
-        activation: str = "swiglu",
-        parallel: bool = False,
-        experts: int | None = None,
-        active_experts: int = 2,
-        shared_experts: int = 0,
-        choice_bias: bool = False,
-        streams: int | None = None,
-        custom_block: dict[str, Any] | None = None,
-        use_cache: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        self.vocab_size = vocab_size  # ids that have a logit
-        self.padded_vocab_size = padded_vocab_size  # rows of the embedding and the head
-        self.hidden_size = hidden_size
-        self.num_attention_heads = num_attention_heads
-        self.num_key_value_heads = kv_heads or num_attention_heads
-        self.head_dim = hidden_size // num_attention_heads
-        self.intermediate_size = intermediate_size
-        self.max_position_embeddings = max_position_embeddings
-        self.prelude_blocks = prelude_blocks
-        self.core_blocks = core_blocks
-        self.coda_blocks = coda_blocks
-        self.passes = passes
-        self.stored_cores = stored_cores
-        self.tied_cores = tied_cores
-        self.core_boundary = core_boundary
-        self.coda_boundary = coda_boundary
-        self.norm_prelude = norm_prelude
-        self.first_pass = first_pass  # input of the first core pass: the prelude's output, or the boundary's
-        self.residual_multiplier = residual_multiplier
-        self.output_multiplier = output_multiplier
-        self.injection_weight = injection_weight
-        self.norm_eps = norm_eps
-        self.rope_base = rope_base
-        self.rope_table = rope_table
-        self.qk_scale = qk_scale
-        self.softcap = softcap
-        self.residual_stream = residual_stream
-        self.kv_heads = kv_heads  # None: one matrix of queries, keys and values
-        self.window = window  # newest tokens that a query sees, itself included
-        self.activation = activation
-        self.parallel = parallel  # attention and MLP read the same normed input
-        self.experts = experts
-        self.active_experts = active_experts
-        self.shared_experts = shared_experts
-        self.choice_bias = choice_bias  # whether a bias is added to the choice of experts
-        self.streams = streams  # copies of the residual stream that hyper-connections mix
-        self.custom_block = custom_block  # its name, and what it is built with
-        self.use_cache = use_cache
+    def __init__(self, **kwargs: Any) -> None:
+        for name, default in FIELDS.items():
+            setattr(self, name, kwargs.pop(name, default))
+        self.num_key_value_heads = self.kv_heads or self.num_attention_heads
+        self.head_dim = self.hidden_size // self.num_attention_heads
         kwargs.pop("num_hidden_layers", None)  # follows from the blocks and passes
         kwargs.setdefault("tie_word_embeddings", False)
         super().__init__(**kwargs)
@@ -219,14 +187,9 @@ class SteepenBlock(nn.Module):
         if cache is not None:
             key, value = cache.update(key, value, layer)
         visible = mask(key.shape[2])
+        how = {"scale": self.scale, "enable_gqa": self.config.kv_heads is not None}
         attended = functional.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=visible,
-            is_causal=visible is None,
-            scale=self.scale,
-            enable_gqa=self.config.kv_heads is not None,
+            query, key, value, attn_mask=visible, is_causal=visible is None, **how
         )
         return self.o_proj(attended.transpose(1, 2).flatten(-2))
 
@@ -274,17 +237,6 @@ def _build_custom(config: SteepenConfig) -> nn.Module:
     return CUSTOM[told["name"]](shape, multipliers, options)
 
 
-class _Slot:
-    """The cache of one executed block, as custom blocks take it."""
-
-    def __init__(self, cache: Any, layer: int) -> None:
-        self.cache, self.layer = cache, layer
-
-    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store keys and values of new tokens, and return all."""
-        return self.cache.update(key, value, self.layer)
-
-
 def _needed_mask(block: type, given: Tensor | None) -> Tensor | None:
     """The attention mask for a custom block: None if nothing is padded, or only where no text follows."""
     if given is None or (given.ndim == 2 and bool(given.all())):
@@ -303,7 +255,8 @@ def _call_custom(
     if visible is None and cache is None:
         rest, rotary = (), rotary[:, 0]  # a block without a mask expects one table for all rows
     else:
-        rest = (visible,) if cache is None else (visible, _Slot(cache, layer))
+        slot = SimpleNamespace(append=lambda key, value: cache.update(key, value, layer))
+        rest = (visible,) if cache is None else (visible, slot)
     same = x.dtype == rotary.dtype
     with contextlib.nullcontext() if same else torch.autocast(x.device.type, rotary.dtype):
         return block(x, rotary, *rest)
@@ -380,7 +333,7 @@ class SteepenModel(SteepenPreTrainedModel):
 
         def mask(keys: int) -> Tensor | None:
             if keys not in masks:
-                masks[keys] = _attention_mask(attention_mask, past, time, keys, device, dtype, config.window)
+                masks[keys] = _attention_mask(attention_mask, past, embedded, keys, config.window)
             return masks[keys]
 
         layer = 0
@@ -507,18 +460,13 @@ class SteepenForCausalLM(SteepenPreTrainedModel, GenerationMixin):
 
 
 def _attention_mask(
-    given: Tensor | None,
-    past: int,
-    time: int,
-    keys: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    window: int | None,
+    given: Tensor | None, past: int, embedded: Tensor, keys: int, window: int | None
 ) -> Tensor | None:
     """Mask (batch or 1, 1, time, keys), True where a query sees a key; None if plain causal is meant.
 
     `given` is (batch, past + time), 1 where a token is not padding, or already has four dimensions.
     """
+    time, device, dtype = embedded.shape[1], embedded.device, embedded.dtype
     if given is not None and given.ndim == 4:
         return given[..., :keys] if given.dtype == torch.bool else given[..., :keys].to(dtype)
     if given is None and past == 0 and keys == time and (window is None or window >= time):

@@ -50,9 +50,8 @@ class Problem:
         shown = [str(line) for line in self.lines[:MAX_LINES]]
         if len(self.lines) > MAX_LINES:
             return f"{self.row_word}s {', '.join(shown)} and {len(self.lines) - MAX_LINES} more"
-        if len(shown) == 1:
-            return f"{self.row_word} {shown[0]}"
-        return f"{self.row_word}s {', '.join(shown[:-1])} and {shown[-1]}"
+        *others, last = shown
+        return f"{self.row_word}s {', '.join(others)} and {last}" if others else f"{self.row_word} {last}"
 
     def sentence(self) -> str:
         """Place, what it is, and what was done."""
@@ -105,16 +104,12 @@ def clean(table: Table, cleaning: Cleaning) -> Table:
     work.drop_repeats()
     work.drop_diverged()
     errors = [one for one in worst_first(work.problems) if one.severity == "error"]
-    if errors:
-        raise UsageError(_error_text(table, errors))
-    return work.table()
-
-
-def _error_text(table: Table, errors: Sequence[Problem]) -> str:
     if len(errors) == 1:
-        return f"{table.source}{', ' if errors[0].lines else ': '}{errors[0].sentence()}."
-    listed = "\n".join(f"  {i}. {one.sentence()}." for i, one in enumerate(errors, start=1))
-    return f"{table.source} has {len(errors)} problems:\n{listed}"
+        raise UsageError(f"{table.source}{', ' if errors[0].lines else ': '}{errors[0].sentence()}.")
+    if errors:
+        listed = "\n".join(f"  {i}. {one.sentence()}." for i, one in enumerate(errors, start=1))
+        raise UsageError(f"{table.source} has {len(errors)} problems:\n{listed}")
+    return work.table()
 
 
 @dataclass

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from steepen.errors import UsageError
 from steepen.tables.paper_ladders import PREFIX, paper_ladders
 from steepen.tables.sources.tracked_runs import TRACKERS, tracked_table
-from steepen.tables.table import Table
+from steepen.tables.table import Table, table_from
 
 DELIMITERS = (",", ";", "\t", "|")
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
@@ -126,19 +126,15 @@ def _read_delimited(name: str, text: str) -> Table:
                 raise UsageError(
                     f"{name}, line {reader.line_num}: {len(row)} cells where the header names {len(names)}."
                 )
-            rows.append([_cell(cell.strip(), delimiter) for cell in row])
+            cells = [cell.strip() for cell in row]
+            if delimiter != ",":  # a decimal comma
+                cells = [c.replace(",", ".") if DECIMAL_COMMA.fullmatch(c) else c for c in cells]
+            rows.append(cells)
             lines.append(reader.line_num)
     except csv.Error as error:
         raise UsageError(f"{name} is not a readable CSV file ({error}).") from None
     columns = {column: tuple(row[i] for row in rows) for i, column in enumerate(names)}
     return Table(name, "line", tuple(lines), columns)
-
-
-def _cell(cell: str, delimiter: str) -> str:
-    """The cell, with a decimal comma as a point where commas do not separate cells."""
-    if delimiter != "," and DECIMAL_COMMA.fullmatch(cell):
-        return cell.replace(",", ".")
-    return cell
 
 
 def _unique(name: str, header: Sequence[Any]) -> list[str]:
@@ -157,11 +153,8 @@ def _read_json(name: str, text: str) -> Table:
     except RecursionError:
         raise UsageError(f"{name} is nested too deeply for a table.") from None
     if isinstance(whole, dict) and whole and all(isinstance(v, list | dict) for v in whole.values()):
-        cells = {str(k): tuple(v.values() if isinstance(v, dict) else v) for k, v in whole.items()}
-        lengths = {len(values) for values in cells.values()}
-        if len(lengths) > 1:
-            raise UsageError(f"the columns of {name} differ in length: {sorted(lengths)}.")
-        return Table(name, "row", tuple(range(1, lengths.pop() + 1)), cells)
+        columns = {str(k): list(v.values() if isinstance(v, dict) else v) for k, v in whole.items()}
+        return table_from(columns, name)
     if isinstance(whole, list) and all(isinstance(record, dict) for record in whole):
         return _from_records(name, "row", list(enumerate(whole, start=1)))
     return _from_records(name, "line", list(_json_lines(name, text)))

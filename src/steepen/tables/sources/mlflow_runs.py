@@ -47,14 +47,10 @@ def _read(source: str, client: Any, experiment: str | None) -> list[TrackedRun]:
         known = nearest(experiment, experiments)
         raise UsageError(f"{source}: there is no experiment {experiment!r}; the nearest are {known}.")
     chosen = [experiments[experiment]] if experiment is not None else list(experiments.values())
-    found: list[Any] = []
-    token = None
-    while True:
-        page = client.search_runs(chosen, max_results=PAGE, page_token=token)
+    found = list[Any](page := client.search_runs(chosen, max_results=PAGE))
+    while page.token:
+        page = client.search_runs(chosen, max_results=PAGE, page_token=page.token)
         found += page
-        token = page.token
-        if not token:
-            break
     # MLflow gives the newest first; a table is read in the order of the runs.
     return [_run(client, run) for run in sorted(found, key=lambda run: run.info.start_time or 0)]
 
