@@ -13,9 +13,10 @@ import pytest
 import torch
 
 import steepen
+from steepen.data import Tokenizer
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.load import load
-from steepen.inference.decoding import Chooser, Sampling, TextDecoder, continue_tokens
+from steepen.inference.decoding import Chooser, Sampling, continue_text, continue_tokens
 from steepen.inference.generate import generate
 from steepen.inference.kv_cache import KVCache, supports_cache
 from steepen.model.arms import ARMS
@@ -134,11 +135,21 @@ def test_a_seed_decides_each_row_by_itself(make_network: Callable[..., Network])
     assert texts(1, PROMPTS)[:2] == texts(1, PROMPTS[:2])
 
 
-def test_bytes_of_an_unfinished_character_wait_for_the_rest() -> None:
-    parts = {0: b"a", 1: "é".encode()[:1], 2: "é".encode()[1:], 3: b"\xff"}
-    decoder = TextDecoder(lambda ids: b"".join(parts[token] for token in ids))
-    assert [decoder.add(token) for token in (0, 1, 2, 1)] == ["a", "", "é", ""]
-    assert decoder.finish() == "�"
+def test_bytes_of_an_unfinished_character_wait_for_the_rest(
+    make_network: Callable[..., Network], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Tokenizer("bytes", tuple(bytes([byte]) for byte in range(256)))
+    first, second = "é".encode()
+    seen: list[str] = []
+
+    def tokens(*_: object, on_token: Callable[[int, int], None], **__: object) -> None:
+        for token in (ord("a"), first, second, first):
+            on_token(0, token)
+            seen.append("next")
+
+    monkeypatch.setattr("steepen.inference.decoding.continue_tokens", tokens)
+    (text,) = continue_text(make_network(), tokenizer, ["x"], 4, on_text=lambda _, piece: seen.append(piece))
+    assert seen == ["a", "next", "next", "é", "next", "next", "�"] and text == "aé�"
 
 
 def test_custom_blocks_without_a_cache_argument_are_computed_without_one(

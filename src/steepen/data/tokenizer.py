@@ -85,8 +85,7 @@ class Tokenizer:
     @cached_property
     def lengths(self) -> npt.NDArray[np.int32]:
         """UTF-8 bytes of every id; the separator counts 0."""
-        lengths = np.zeros(self.size, dtype=np.int32)
-        lengths[: len(self.tokens)] = [*map(len, self.tokens)]
+        lengths = np.array([*map(len, self._bytes)], dtype=np.int32)
         lengths[self.end_of_text] = 0
         return lengths
 
@@ -133,8 +132,22 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without the separator."""
+        return self.encode_array(text).tolist()
+
+    def encode_array(self, text: str) -> Ids:
+        """`encode` as an array; releases the GIL, so threads encode in parallel."""
+        return self.encode_arrays([text])[0]
+
+    def encode_arrays(self, texts: Sequence[str]) -> list[Ids]:
+        """`encode_array` of several texts."""
         with self._encoding_errors():
-            return self._encoding.encode_ordinary(text)
+            return [self._encode(text) for text in texts]
+
+    def _encode(self, text: str) -> Ids:
+        if self.end_text not in text:  # which tiktoken before 0.11 would take for the end of a document
+            with contextlib.suppress(UnicodeEncodeError):  # half a surrogate pair, which JSON can contain
+                return self._encoding.encode_to_numpy(text, disallowed_special=())
+        return np.array(self._encoding.encode_ordinary(text), dtype=np.uint32)
 
     @contextlib.contextmanager
     def _encoding_errors(self) -> Generator[None]:
@@ -142,22 +155,8 @@ class Tokenizer:
         try:
             with errors_of_library():
                 yield
-        except UnicodeEncodeError:
-            raise
         except ValueError as error:
             raise SteepenError(f"the tokenizer {self.name!r} cannot encode a text ({error}).") from None
-
-    def encode_array(self, text: str) -> Ids:
-        """`encode` as an array; releases the GIL, so threads encode in parallel."""
-        if self.end_text not in text:  # which tiktoken before 0.11 would take for the end of a document
-            # Half a surrogate pair, which JSON can contain.
-            with contextlib.suppress(UnicodeEncodeError), self._encoding_errors():
-                return self._encoding.encode_to_numpy(text, disallowed_special=())
-        return np.array(self.encode(text), dtype=np.uint32)
-
-    def encode_arrays(self, texts: Sequence[str]) -> list[Ids]:
-        """`encode_array` of several texts."""
-        return [self.encode_array(text) for text in texts]
 
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
         """The text of ids; bytes that are not valid UTF-8 become U+FFFD."""
@@ -293,14 +292,6 @@ class JsonTokenizer(Tokenizer):
         engine = HuggingFaceTokenizer.from_str(json.dumps(self.definition))
         engine.encode_special_tokens = True  # special tokens in a text are ordinary characters
         return engine
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text, without the separator."""
-        return self.encode_array(text).tolist()
-
-    def encode_array(self, text: str) -> Ids:
-        """`encode` as an array."""
-        return self.encode_arrays([text])[0]
 
     def encode_arrays(self, texts: Sequence[str]) -> list[Ids]:
         """`encode_array` of several texts, on the library's own threads."""

@@ -323,14 +323,11 @@ def _record(file: Path) -> RunRecord:
 
 
 def _from_table(table: Table) -> list[ScoredRun]:
-    flops, loss, arms = table.numbers("flops"), table.numbers("loss"), table.names("arm")
-    given = {ours: _optional(table, names) for ours, names in SCORE_COLUMNS.items()}
-    depths, corpora = _optional(table, ("depth",)), _texts(table, "corpus")
+    flops, loss = table.numbers("flops"), table.numbers("loss")
     found: list[ScoredRun] = []
-    for i, arm in enumerate(arms):
-        depth = int(depths[i] or 0) if depths else 0
-        scores: dict[str, Any] = {name: column[i] for name, column in given.items() if column}
-        corpus = corpora[i] if corpora else ""
+    for i, arm in enumerate(table.names("arm")):
+        depth, corpus = int(_number(table, i, "depth") or 0), _text(table, i, "corpus")
+        scores: dict[str, Any] = {ours: _number(table, i, *names) for ours, names in SCORE_COLUMNS.items()}
         name = "-".join(filter(None, (arm, f"d{depth}" if depth else f"{flops[i]:.3g}", corpus)))
         found.append(ScoredRun(name, arm, depth or i, float(flops[i]), float(loss[i]), corpus, **scores))
     return found
@@ -339,35 +336,28 @@ def _from_table(table: Table) -> list[ScoredRun]:
 def _with_tasks(runs: Sequence[ScoredRun], table: Table) -> list[ScoredRun]:
     """The runs with the task scores of a table, joined by corpus, arm and depth."""
     table.require(["arm", "task"])
-    arms, tasks, corpora = table.names("arm"), _texts(table, "task"), _texts(table, "corpus")
-    depths = _optional(table, ("depth",))
-    columns = {ours: _optional(table, names) for ours, names in TASK_COLUMNS.items()}
-    if not depths or not columns["nll"]:
+    if "depth" not in table.columns or not any(name in table.columns for name in TASK_COLUMNS["nll"]):
         raise UsageError(f"{table.source} needs columns arm, depth, task and answer_nll.")
     found: dict[tuple[str, str, int], dict[str, dict[str, float]]] = {}
-    for i, arm in enumerate(arms):
-        own = found.setdefault((corpora[i] if corpora else "", arm, int(depths[i] or 0)), {})
-        values = {ours: column[i] for ours, column in columns.items() if column}
-        own[tasks[i]] = {name: value for name, value in values.items() if value is not None}
+    for i, arm in enumerate(table.names("arm")):
+        place = (_text(table, i, "corpus"), arm, int(_number(table, i, "depth") or 0))
+        values = {ours: _number(table, i, *names) for ours, names in TASK_COLUMNS.items()}
+        known = {name: value for name, value in values.items() if value is not None}
+        found.setdefault(place, {})[_text(table, i, "task")] = known
     return [replace(run, tasks=found.get((run.corpus, run.arm, run.depth), {})) for run in runs]
 
 
-def _optional(table: Table, names: Sequence[str]) -> list[float | None]:
-    """A column of numbers under one of these names, None where a cell is empty; [] without the column."""
+def _number(table: Table, row: int, *names: str) -> float | None:
+    """A row's number in the first of these columns that the table has; None for an empty cell."""
     for name in names:
         if name in table.columns:
-            return [_number(table, name, i, cell) for i, cell in enumerate(table.columns[name])]
-    return []
+            cell = table.columns[name][row]
+            try:
+                return None if cell is None or not str(cell).strip() else float(cell)
+            except ValueError:
+                raise UsageError(f"{table.place(row)}: {name} is {cell!r}, not a number.") from None
+    return None
 
 
-def _number(table: Table, name: str, row: int, cell: Any) -> float | None:
-    if cell is None or str(cell).strip() == "":
-        return None
-    try:
-        return float(cell)
-    except ValueError:
-        raise UsageError(f"{table.place(row)}: {name} is {cell!r}, not a number.") from None
-
-
-def _texts(table: Table, name: str) -> list[str]:
-    return [str(cell or "") for cell in table.columns[name]] if name in table.columns else []
+def _text(table: Table, row: int, name: str) -> str:
+    return str(table.columns[name][row] or "") if name in table.columns else ""

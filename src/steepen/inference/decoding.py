@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -101,31 +102,23 @@ def continue_text(
     `on_text(row, text)` receives pieces of text while they are generated.
     """
     rows = prompt_tokens(tokenizer, prompts)
-    pieces = [TextDecoder(tokenizer.decode_bytes) for _ in rows]
-    texts = [""] * len(rows)
+    # Bytes of an unfinished UTF-8 character wait for the rest.
+    decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in rows]
+    texts, end = [""] * len(rows), tokenizer.end_of_text
 
-    def receive(row: int, token: int) -> None:
-        add(row, pieces[row].add(token) if token != tokenizer.end_of_text else "")
-
-    def add(row: int, text: str) -> None:
+    def add(row: int, token: int | None) -> None:
+        own = b"" if token is None or token == end else tokenizer.decode_bytes([token])
+        text = decoders[row].decode(own, final=token is None)
         texts[row] += text
         if text and on_text is not None:
             on_text(row, text)
 
     continue_tokens(
-        network,
-        rows,
-        max_tokens,
-        sampling,
-        passes=passes,
-        end=tokenizer.end_of_text,
-        vocabulary=tokenizer.size,
-        cache=cache,
-        cuda_graphs=cuda_graphs,
-        on_token=receive,
-    )
-    for row, piece in enumerate(pieces):
-        add(row, piece.finish())
+        network, rows, max_tokens, sampling, passes=passes, end=end, vocabulary=tokenizer.size,
+        cache=cache, cuda_graphs=cuda_graphs, on_token=add,
+    )  # fmt: skip
+    for row in range(len(rows)):
+        add(row, None)
     return texts
 
 
@@ -313,21 +306,3 @@ class Decoder:
         torch.cuda.current_stream().wait_stream(stream)
         for tensor, before in zip((self.tokens, self.cache.index, self.step), state, strict=True):
             tensor.copy_(before)
-
-
-class TextDecoder:
-    """Decodes tokens to text one by one; bytes of an unfinished UTF-8 character wait for the rest."""
-
-    def __init__(self, decode_bytes: Callable[[list[int]], bytes]) -> None:
-        import codecs
-
-        self.decode_bytes = decode_bytes
-        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def add(self, token: int) -> str:
-        """The text that a further token completes."""
-        return self.decoder.decode(self.decode_bytes([token]))
-
-    def finish(self) -> str:
-        """What is left: U+FFFD for an unfinished character."""
-        return self.decoder.decode(b"", final=True)
