@@ -8,18 +8,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from steepen.data import Dataset
 from steepen.errors import SteepenError, UsageError
-from steepen.evaluation.evaluate_run import Evaluation
 from steepen.evaluation.load import RunCheckpoint, find_checkpoint
 from steepen.evaluation.score_options import ScoreOptions
+from steepen.evaluation.score_store import Evaluation
 from steepen.runs.spec import expected_flops
 from steepen.utils.formatting import format_duration
 from steepen.utils.json_io import canonical_json, read_json, write_json
-
-if TYPE_CHECKING:
-    from steepen.data import Dataset
 
 DONE_FILE = "done.json"  # RUN/evaluation/done.json: requests that were answered in full
 
@@ -104,8 +102,6 @@ def evaluate_many(
     A run whose scores for the same request are saved is skipped, so the same command resumes. A run that
     cannot be evaluated is named at the end and does not stop the others.
     """
-    from steepen.data import Dataset
-
     dataset = Dataset.open(data) if isinstance(data, str | Path) else data
     found = ManyScores()
     waiting: list[WaitingRun] = []

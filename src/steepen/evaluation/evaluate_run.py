@@ -13,9 +13,14 @@ from __future__ import annotations
 import math
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from steepen.data import Dataset, ValidationSet
+from steepen.distributed.environment import process_environment
+from steepen.distributed.world import World, joined_world
 from steepen.errors import SteepenError, UsageError
+from steepen.evaluation.core.run_suite import evaluate_core, settings_key
+from steepen.evaluation.kl_depth import measure_kl_depth
 from steepen.evaluation.load import LoadedRun, RunCheckpoint, find_checkpoint, load
 from steepen.evaluation.score_options import DEPTH_TOKENS, ScoreOptions
 from steepen.evaluation.score_store import (
@@ -26,11 +31,10 @@ from steepen.evaluation.score_store import (
     scores_directory,
     writable_directory,
 )
+from steepen.evaluation.validation_loss import measure_test_time_passes, validate
+from steepen.training.device import rank_device
+from steepen.utils.json_io import write_json
 from steepen.utils.progress import StageProgressCallback, stage_progress
-
-if TYPE_CHECKING:
-    from steepen.data import Dataset
-    from steepen.distributed.world import World
 
 RANK_TIMEOUT = 7200.0  # seconds that ranks wait for rank 0, which measures all but CORE
 
@@ -52,11 +56,6 @@ def evaluate(
     processes that torchrun or srun started, the examples of CORE are shared out among them, and rank 0 does
     the rest.
     """
-    from steepen.data import Dataset
-    from steepen.distributed.environment import process_environment
-    from steepen.distributed.world import joined_world
-    from steepen.training.device import rank_device
-
     options = options or ScoreOptions()
     checkpoint = path if isinstance(path, RunCheckpoint) else find_checkpoint(path)
     dataset = Dataset.open(data) if isinstance(data, str | Path) else data
@@ -128,10 +127,6 @@ def measure(
     world: World | None = None,
 ) -> dict[str, Any]:
     """Measure what is requested, as JSON values; outcomes of CORE tasks are saved under `folder`."""
-    from steepen.data import ValidationSet
-    from steepen.evaluation.kl_depth import measure_kl_depth
-    from steepen.evaluation.validation_loss import measure_test_time_passes, validate
-
     spec, passes, network = run.spec, run.passes, run.network
     context = network.shape.context
     available = max(context, dataset.validation_tokens // (context + 1) * context)
@@ -179,9 +174,6 @@ def _measure_core(
     progress: StageProgressCallback | None,
     world: World | None = None,
 ) -> dict[str, Any]:
-    from steepen.evaluation.core.run_suite import evaluate_core, settings_key
-    from steepen.utils.json_io import write_json
-
     bundle, options = scores.bundle, scores.core_options
     assert bundle is not None
     tokenizer = dataset.tokenizer()

@@ -10,22 +10,22 @@ import math
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from steepen.data import Dataset
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.core.prefix_tree import Row, make_batches
+from steepen.evaluation.core.run_suite import evaluate_core
 from steepen.evaluation.core.scorer import Scorer
+from steepen.evaluation.score_options import ScoreOptions
 from steepen.model.network import TokenLayout
+from steepen.training.device import find_device
 from steepen.utils.progress import stage_progress
-
-if TYPE_CHECKING:
-    from steepen.data import Dataset
-    from steepen.evaluation.score_options import ScoreOptions
 
 MAX_CONTEXT = 2048  # of a prompt or window; longer contexts are not used, so that scores are comparable
 PROBE_TOLERANCE = 1e-4  # relative to the largest logit
@@ -116,8 +116,6 @@ def load_hugging_face(
     name: str, *, device: str = "auto", precision: str = "auto", trust_remote_code: bool = False
 ) -> tuple[HuggingFaceModel, HuggingFaceTokenizer]:
     """Load a model and its tokenizer: a folder, or a name on the Hugging Face Hub."""
-    from steepen.training.device import find_device
-
     try:
         from transformers import (  # pyright: ignore[reportMissingImports]
             AutoModelForCausalLM,
@@ -165,9 +163,6 @@ def evaluate_hugging_face(
     quiet: bool = True,
 ) -> dict[str, Any]:
     """Score a model of transformers on the validation text of prepared data, and on CORE if requested."""
-    from steepen.data import Dataset
-    from steepen.evaluation.core.run_suite import evaluate_core
-
     if options.kl_depth or options.passes:
         raise UsageError("`hf` measures validation text and CORE: leave out `kl_depth` and `passes`.")
     if data is None and options.core is None:

@@ -11,18 +11,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
+
+from steepen.data import Dataset, Tokenizer
+from steepen.data.tokenizer import load_run_tokenizer
 from steepen.errors import SteepenError, UsageError
-
-if TYPE_CHECKING:
-    import torch
-
-    from steepen.data import Dataset, Tokenizer
-    from steepen.model.network import Network
-    from steepen.runs.record import RunRecord
-    from steepen.runs.spec import RunSpec
-    from steepen.training.checkpoint import Checkpoint
+from steepen.model.init import allocate, copy_weights
+from steepen.model.network import Network
+from steepen.runs.record import RunRecord
+from steepen.runs.spec import RunSpec, read_spec
+from steepen.runs.store import RunDirectory, checkpoint_step
+from steepen.training.checkpoint import META_FILE, Checkpoint, CorruptCheckpoint, list_checkpoints
+from steepen.training.device import find_device
+from steepen.training.run_state import build_network
+from steepen.training.step_schedule import build_schedule
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,6 @@ class RunCheckpoint:
     @property
     def passes(self) -> int:
         """Core passes at which the network is evaluated at this step."""
-        from steepen.training.step_schedule import build_schedule
-
         return int(build_schedule(self.spec).eval_passes[max(0, self.step - 1)])
 
     @property
@@ -94,11 +95,6 @@ def load(
     earlier versions, which did not keep theirs. `precision` auto is the run's own, and bf16 for a run
     trained in fp8. Raises if the checksum of the weights is wrong.
     """
-    from steepen.data import Dataset
-    from steepen.data.tokenizer import load_run_tokenizer
-    from steepen.runs.store import RunDirectory
-    from steepen.training.device import find_device
-
     checkpoint = path if isinstance(path, RunCheckpoint) else find_checkpoint(path)
     dataset = Dataset.open(data) if isinstance(data, str | Path) else data
     spec = checkpoint.spec
@@ -125,10 +121,6 @@ def load(
 
 def find_checkpoint(path: str | Path) -> RunCheckpoint:
     """Find the newest checkpoint of a run directory, or the checkpoint that a directory is."""
-    from steepen.runs.spec import read_spec
-    from steepen.runs.store import checkpoint_step
-    from steepen.training.checkpoint import META_FILE, Checkpoint, list_checkpoints
-
     path = Path(path).resolve()
     run = path if (path / "spec.json").is_file() else path.parent.parent
     if not (run / "spec.json").is_file() or (run != path and not path.is_dir()):
@@ -155,12 +147,6 @@ def find_checkpoint(path: str | Path) -> RunCheckpoint:
 
 def load_network(checkpoint: RunCheckpoint, device: torch.device, precision: str) -> Network:
     """Build the network of a checkpoint and read its weights, checksum verified, as fp32 or bf16."""
-    import torch
-
-    from steepen.model.init import allocate, copy_weights
-    from steepen.training.checkpoint import CorruptCheckpoint
-    from steepen.training.run_state import build_network
-
     state, spec = checkpoint.checkpoint.training_progress(), checkpoint.spec
     path = checkpoint.checkpoint.path
     if state.run != spec.hash:

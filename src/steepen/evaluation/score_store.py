@@ -13,13 +13,16 @@ import tempfile
 from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from steepen.data import Dataset
+from steepen.data.tokenizer import run_tokenizer_identity
 from steepen.errors import SteepenError, UsageError
+from steepen.evaluation.core.results import count_examples, may_replace
 from steepen.evaluation.load import RunCheckpoint
-
-if TYPE_CHECKING:
-    from steepen.data import Dataset
+from steepen.runs.scores import check_scores
+from steepen.runs.store import RunDirectory
+from steepen.utils.json_io import read_json, with_checksum, without_checksum, write_json
 
 SCORES_FILE = "evaluation.json"
 MERGE_KEYS = ("run", "step", "passes", "precision")  # scores that agree in these may be merged in one file
@@ -74,9 +77,6 @@ def _recorded_tokenizer(checkpoint: RunCheckpoint) -> str | None:
     """The hash of a run's tokenizer: from its file or, for a run of an earlier version, from an evaluation on
     the run's own data.
     """
-    from steepen.data.tokenizer import run_tokenizer_identity
-    from steepen.runs.store import RunDirectory
-
     kept = run_tokenizer_identity(RunDirectory(checkpoint.run).tokenizer_file)
     if kept is not None:
         return kept
@@ -98,8 +98,6 @@ def _recorded_tokenizer(checkpoint: RunCheckpoint) -> str | None:
 
 def check_record_update(checkpoint: RunCheckpoint, update_record: bool | None) -> None:
     """Raise if scores are to be added to a record that cannot have them; before hours of evaluation."""
-    from steepen.runs.store import RunDirectory
-
     if update_record and not checkpoint.is_final:
         raise UsageError(
             f"{checkpoint.checkpoint.path} is not the run's last checkpoint (step {checkpoint.step:,} of "
@@ -117,7 +115,7 @@ def writable_directory(directory: Path) -> Generator[tuple[Path, str | None]]:
         directory.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=directory).close()
     except OSError as error:
-        problem = _reason(error)
+        problem = error.strerror or str(error)
     else:
         yield directory, None
         return
@@ -142,8 +140,6 @@ def save_scores(
     not measured now are kept, and so is a larger CORE evaluation. `problem` says why the checkpoint's own
     folder could not be written.
     """
-    from steepen.runs.store import RunDirectory
-
     folder = scores_directory(checkpoint) if folder is None else folder
     update_record = checkpoint.is_final if update_record is None else update_record
     if problem is not None and "core" in scores:
@@ -166,7 +162,7 @@ def save_scores(
     try:
         saved.in_record = _write(checkpoint, file, scores, update_record)
     except OSError as error:
-        problem = problem or _reason(error)
+        problem = problem or error.strerror or str(error)
     if saved.in_record:
         saved.saved = record_file
     elif problem is None:
@@ -179,9 +175,6 @@ def save_scores(
 
 def _write(checkpoint: RunCheckpoint, file: Path, scores: dict[str, Any], update_record: bool) -> bool:
     """Write scores to `file` and into the run's record; returns whether the record has them."""
-    from steepen.runs.store import RunDirectory
-    from steepen.utils.json_io import with_checksum, write_json
-
     # A file that exists and cannot be read raises here: it must not be overwritten.
     before = _valid_scores(_read_object(file)) if file.is_file() else {}
     write_json(file, with_checksum(_merge(before, scores)))
@@ -207,8 +200,6 @@ def _merge(before: dict[str, Any], scores: dict[str, Any]) -> dict[str, Any]:
 
     A smaller CORE evaluation does not replace a larger one, even one that another process wrote a moment ago.
     """
-    from steepen.evaluation.core.results import may_replace
-
     if not _mergeable(before, scores):
         return scores
     merged = {**before, **scores}
@@ -221,8 +212,6 @@ def _larger_core_note(
     target: Path, before: dict[str, Any], scores: dict[str, Any], mergeable: bool
 ) -> str | None:
     """A note for the user if `target` has a larger CORE evaluation than `scores`; None if it has not."""
-    from steepen.evaluation.core.results import may_replace
-
     old, new = before.get("core"), scores.get("core")
     if old is None or (new is None and mergeable) or (new is not None and may_replace(new, old)):
         return None
@@ -235,22 +224,14 @@ def _larger_core_note(
 
 
 def _size(core: Any) -> str:
-    from steepen.evaluation.core.results import count_examples
-
     name = core.get("convention") or "an earlier version"
     seeds = len(core.get("seeds") or ())
     size = f"{len(core['tasks'])} tasks, {seeds} seeds, {count_examples(core):,} examples"
     return f"{size}, convention: {name}"
 
 
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)
-
-
 def _valid_scores(scores: Any) -> dict[str, Any]:
     """The scores of a file; {} where a field is missing or of a wrong type, as if there were none."""
-    from steepen.runs.scores import check_scores
-
     try:
         check_scores(scores)
     except UsageError:
@@ -268,8 +249,6 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def _read_object(file: Path) -> dict[str, Any]:
     """The JSON object in a file; {} if it holds anything else."""
-    from steepen.utils.json_io import read_json, without_checksum
-
     try:
         value = without_checksum(read_json(file))
     except ValueError:

@@ -81,13 +81,13 @@ class _Collector:
         if isinstance(statement, ast.Import | ast.ImportFrom):
             self._follow(found, name)
             return
-        for used in _used_names(statement):
-            if used in found.defined:
-                self.need(module, used)
-        for owner, attribute in _used_attributes(statement):
-            target = found.modules_named.get(owner)
-            if target is not None and self.travels(target):
-                self.need(target, attribute)
+        for used in _used_names(statement) & found.defined.keys():
+            self.need(module, used)
+        for node in _evaluated(statement):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                target = found.modules_named.get(node.value.id)
+                if target is not None and self.travels(target):
+                    self.need(target, node.attr)
 
     def _follow(self, module: _Module, name: str) -> None:
         """Keep what an imported name stands for, if its module travels."""
@@ -115,7 +115,10 @@ class _Module:
         self.defined: dict[str, ast.stmt] = {}
         self.changing: list[ast.stmt] = []  # statements that define nothing, or define it again
         self.imported: dict[str, tuple[str, str | None]] = {}  # name → module, and its attribute if it is one
-        for statement in _flattened(ast.parse(text).body):
+        for statement in ast.parse(text).body:
+            condition = ast.unparse(statement.test) if isinstance(statement, ast.If) else ""
+            if "TYPE_CHECKING" in condition or "__name__" in condition:
+                continue  # for type checkers, or for a script only
             if isinstance(statement, ast.Import):
                 for alias in statement.names:
                     bound = alias.asname or alias.name.partition(".")[0]
@@ -174,14 +177,6 @@ class _Module:
         return "\n".join(self.lines[first - 1 : statement.end_lineno])
 
 
-def _flattened(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Top-level statements, without those for type checkers or for a script only."""
-    for statement in statements:
-        only = ast.unparse(statement.test) if isinstance(statement, ast.If) else ""
-        if "TYPE_CHECKING" not in only and "__name__" not in only:
-            yield statement
-
-
 def _bound_names(statement: ast.stmt) -> list[str]:
     """Names that a definition or a plain assignment binds; [] for any other statement."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -208,11 +203,3 @@ def _evaluated(statement: ast.AST) -> Iterator[ast.AST]:
 
 def _used_names(statement: ast.stmt) -> set[str]:
     return {node.id for node in _evaluated(statement) if isinstance(node, ast.Name)}
-
-
-def _used_attributes(statement: ast.stmt) -> set[tuple[str, str]]:
-    return {
-        (node.value.id, node.attr)
-        for node in _evaluated(statement)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-    }
