@@ -149,7 +149,7 @@ def test_missing_file_midway_does_not_lose_finished_work(
     request = PrepareRequest((f"{tmp_path}/*.jsonl",), val_tokens=0)
     hidden = tmp_path / "hidden"
 
-    def hide(_: object) -> None:
+    def hide(*_: object, **__: object) -> None:
         if second.exists():
             second.rename(hidden)
 

@@ -101,9 +101,9 @@ def test_interrupted_mixture_resumes_to_the_same_bytes(
     monkeypatch.setattr(tokenize_source, "JOURNAL_SECONDS", 0.0)
     seen = 0
 
-    def interrupt(now: Any) -> None:
+    def interrupt(stage: str, *_: Any, tokens: int | None = None, **__: Any) -> None:
         nonlocal seen
-        seen += now.stage == "tokenizing" and now.tokens > 0
+        seen += stage == "tokenizing" and bool(tokens)
         if seen == interrupt_at:
             raise KeyboardInterrupt
 

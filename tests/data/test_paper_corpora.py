@@ -200,7 +200,7 @@ def test_interrupted_preparation_of_the_papers_data_ends_with_the_same_bytes(
     while not (tmp_path / "out").exists():
         reports = 0
 
-        def report(_: object) -> None:
+        def report(*_: object, **__: object) -> None:
             nonlocal reports
             reports += 1
             if reports == 6:

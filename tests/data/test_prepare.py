@@ -20,7 +20,7 @@ import pytest
 
 from steepen.data import Dataset, Tokenizer, shard_writer
 from steepen.data import prepare as prepare_module
-from steepen.data.prepare import PrepareProgress, PrepareRequest, prepare
+from steepen.data.prepare import PrepareRequest, prepare
 from steepen.errors import SteepenError, UsageError
 from steepen.utils.files import file_lock, is_locked
 
@@ -158,10 +158,10 @@ class Interrupted(Exception):
     """Raised by a test in the middle of a preparation."""
 
 
-def interrupt_after(calls: int) -> Callable[[Any], None]:
+def interrupt_after(calls: int) -> Callable[..., None]:
     left = [calls]
 
-    def report(_: Any) -> None:
+    def report(*_: Any, **__: Any) -> None:
         left[0] -= 1
         if left[0] < 0:
             raise Interrupted
@@ -295,11 +295,12 @@ def test_second_preparation_of_one_directory_waits_for_the_first(tmp_path: Path,
     second: list[Future[Dataset]] = []
     with ThreadPoolExecutor(1) as pool:
 
-        def intrude(now: PrepareProgress) -> None:
-            if not second and now.tokens == 0 and (tmp_path / "out.partial/journal.json").exists():
-                second.append(
-                    pool.submit(prepare, request, tmp_path / "out", lambda now: stages.append(now.stage))
-                )
+        def see(stage: str, *_: Any, **__: Any) -> None:
+            stages.append(stage)
+
+        def intrude(*_: Any, tokens: int | None = None, **__: Any) -> None:
+            if not second and tokens == 0 and (tmp_path / "out.partial/journal.json").exists():
+                second.append(pool.submit(prepare, request, tmp_path / "out", see))
                 while not any(stage.startswith("waiting for process") for stage in stages):
                     assert not second[0].done()
 
@@ -329,7 +330,7 @@ def test_memory_does_not_grow_with_the_corpus(
     tmp_path: Path, documents: list[str], write_jsonl: WriteJsonl, environment: dict[str, str]
 ) -> None:
     code = (
-        "import re, sys; from steepen.data.prepare import PrepareProgress, PrepareRequest, prepare; "
+        "import re, sys; from steepen.data.prepare import PrepareRequest, prepare; "
         "prepare(PrepareRequest((sys.argv[1],)), sys.argv[2], threads=1); "
         "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])"
     )

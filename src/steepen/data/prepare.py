@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from steepen.data.dataset import MANIFEST, Dataset, Manifest, partial_directory
-from steepen.data.prepare_request import PrepareProgress, PrepareRequest, ProgressCallback, ProgressReporter
+from steepen.data.prepare_request import PrepareRequest, ProgressReporter
 from steepen.data.sources.readers import ReadOptions
 from steepen.data.sources.resolve import resolve_source
 from steepen.data.sources.source import Source, SourceFunction
@@ -24,8 +24,9 @@ from steepen.data.sources.tokenizers import load_tokenizer
 from steepen.data.tokenize_source import STAGING, JournalState, TokenizationJob, read_journal
 from steepen.errors import SteepenError, UsageError
 from steepen.utils.files import file_lock, remove_leftovers, sync_directory
+from steepen.utils.progress import StageProgressCallback
 
-__all__ = ["PrepareProgress", "PrepareRequest", "prepare"]
+__all__ = ["PrepareRequest", "prepare"]
 
 LOCK = "lock"
 
@@ -33,7 +34,7 @@ LOCK = "lock"
 def prepare(
     request: PrepareRequest,
     out: str | Path,
-    progress: ProgressCallback | None = None,
+    progress: StageProgressCallback | None = None,
     threads: int | None = None,
     restart: bool = False,
 ) -> Dataset:

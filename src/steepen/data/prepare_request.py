@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from steepen.data.shards import choose_dtype
@@ -14,6 +13,7 @@ from steepen.data.sources.source import SourceFunction
 from steepen.data.sources.tokenizers import parse_tokenizer
 from steepen.data.tokenizer import GPT2_SIZE
 from steepen.errors import UsageError
+from steepen.utils.progress import StageProgressCallback
 
 
 @dataclass(frozen=True)
@@ -87,33 +87,22 @@ class PrepareRequest:
         return {**values, "read_options": asdict(self.read_options)}
 
 
-@dataclass(frozen=True)
-class PrepareProgress:
-    """Progress of a preparation; `total` estimates the characters of the whole source."""
-
-    stage: str
-    characters: int
-    total: int
-    tokens: int
-    documents: int
-
-
-ProgressCallback = Callable[[PrepareProgress], None]
-
-
 class ProgressReporter:
-    """Calls the user's callback, and lets a source report a stage of its own such as a download."""
+    """Reports to the user's display, and lets a source report a stage of its own such as a download.
 
-    def __init__(self, callback: ProgressCallback | None) -> None:
-        self._callback = callback
-        self._latest = PrepareProgress("", 0, 0, 0, 0)
+    Of a stage are known the characters read, an estimate of those of the whole source, and tokens.
+    """
 
-    def __call__(self, progress: PrepareProgress) -> None:
+    def __init__(self, display: StageProgressCallback | None) -> None:
+        self._display = display
+        self._latest = 0, 0, 0
+
+    def __call__(self, stage: str, characters: int, total: int, tokens: int = 0) -> None:
         """Report progress."""
-        self._latest = progress
-        if self._callback is not None:
-            self._callback(progress)
+        self._latest = characters, total, tokens
+        if self._display is not None:
+            self._display(stage, characters, total, tokens=tokens)
 
     def stage(self, stage: str) -> None:
         """Report another stage with unchanged counts."""
-        self(replace(self._latest, stage=stage))
+        self(stage, *self._latest)

@@ -36,7 +36,7 @@ from steepen.data.dataset import (
     TokenizerRecord,
     documents_file,
 )
-from steepen.data.prepare_request import PrepareProgress, PrepareRequest, ProgressReporter
+from steepen.data.prepare_request import PrepareRequest, ProgressReporter
 from steepen.data.shard_writer import EntryWriter, ShardWriter
 from steepen.data.shards import choose_dtype, write_block_sums
 from steepen.data.sources.builtin import shipped_tokenizer
@@ -248,12 +248,11 @@ class TokenizationJob:
                     yield document.text
                     read += len(document.text)
                     if count % 256 == 0:
-                        stage = "reading text for the tokenizer"
-                        self.progress(PrepareProgress(stage, done + read, total, 0, count))
+                        self.progress("reading text for the tokenizer", done + read, total)
                     if read >= TOKENIZER_CHARACTERS * feed.weight:
                         break
             done += read
-        self.progress(PrepareProgress("making the tokenizer", total, total, 0, 0))
+        self.progress("making the tokenizer", total, total)
 
     def _tokenize(self, tokenizer: Tokenizer) -> None:
         """Tokenize a separate validation source as far as it is needed, then the training sources."""
@@ -280,7 +279,7 @@ class TokenizationJob:
             while enough is None or filled.tokens < enough:
                 feed = min(feeds, key=lambda each: each.state.tokens[split] / each.weight)
                 if not feed.ready:
-                    self._report("tokenizing")
+                    self._report()
                     if time.monotonic() >= next_journal:
                         self._write_journal()
                         next_journal = time.monotonic() + JOURNAL_SECONDS
@@ -310,7 +309,7 @@ class TokenizationJob:
                 self.ends[assigned].append(writer.tokens.to_bytes(ENDS.itemsize, "little"))
                 if assigned == "val" and self.val_sources is not None:
                     self.val_sources.append(bytes([self.feeds.index(feed)]))
-        self._report("tokenizing")
+        self._report()
 
     def _split_of_eligible(self, feed: Feed) -> Literal["train", "val"] | None:
         """The split of a document that is eligible for validation; None: neither.
@@ -322,15 +321,14 @@ class TokenizationJob:
             return "val"
         return None if any(each.state.tokens["val"] < each.val_tokens for each in self.feeds) else "train"
 
-    def _report(self, stage: str) -> None:
+    def _report(self) -> None:
         state = self.state
         tokens = self.writers["train"].tokens + self.writers["val"].tokens
         total = max(state.characters, self.size)
         max_tokens = self.request.max_tokens
         if max_tokens is not None and tokens:  # the pass ends at whichever comes first
             total = min(total, int(state.characters * max_tokens / max(1, self.writers["train"].tokens)))
-        documents = state.documents("train") + state.documents("val")
-        self.progress(PrepareProgress(stage, state.characters, total, tokens, documents))
+        self.progress("tokenizing", state.characters, total, tokens)
 
     def _finish(self, tokenizer: Tokenizer, dtype: str) -> None:
         for feed in self.feeds if self.validation is None else (*self.feeds, self.validation):

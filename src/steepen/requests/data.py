@@ -19,7 +19,7 @@ from steepen.utils.values import Tokens
 
 if TYPE_CHECKING:
     from steepen.data import Dataset
-    from steepen.data.prepare_request import PrepareProgress, ProgressCallback
+    from steepen.utils.progress import StageProgressCallback
 
     Sources = Any  # one or several
 else:
@@ -207,7 +207,7 @@ class Prepare(Request["Dataset"]):
                 "mixture with `mix`."
             )
 
-    def run(self, report: ProgressCallback | None = None) -> Dataset:
+    def run(self, report: StageProgressCallback | None = None) -> Dataset:
         """Prepare the data, and open it."""
         from steepen.data.prepare import prepare as prepare_data
         from steepen.data.prepare_request import PrepareRequest
@@ -236,11 +236,7 @@ class Prepare(Request["Dataset"]):
 
         try:
             with stage_progress(quiet=as_json) as show:
-
-                def report(now: PrepareProgress) -> None:
-                    show(now.stage, now.characters, now.total, tokens=now.tokens)
-
-                return DataResult(self.run(report))
+                return DataResult(self.run(show))
         except KeyboardInterrupt:
             print("Interrupted. Run the same command again to resume.", file=sys.stderr)
             raise

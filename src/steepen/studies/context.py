@@ -325,7 +325,7 @@ def _prepare(preset: Preset, folder: Path) -> None:
         source=(preset.source or "",), tokenizer=preset.tokenizer, max_tokens=preset.max_tokens
     )
     with stage_progress(quiet=False) as show:
-        prepare(request, folder, lambda now: show(now.stage, now.characters, now.total, tokens=now.tokens))
+        prepare(request, folder, show)
 
 
 def tokenizer_note(preset: Preset, folder: Path, facts: DatasetInfo) -> str | None:
