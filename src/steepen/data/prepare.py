@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -45,38 +45,10 @@ def prepare(
     out = Path(out).absolute()
     partial = partial_directory(out)
     reporter = ProgressReporter(progress)
-
-    def resolve(names: tuple[str | SourceFunction, ...], options: ReadOptions, *folder: str) -> Source:
-        staging = partial.joinpath(STAGING, *folder)
-        return resolve_source(names, options, request.hub, staging, reporter.stage)
-
     if restart and partial.is_dir():
         with _lock(partial, reporter):
             _clear(partial)
-    mixture = request.mixture()
-    if mixture:
-        mixed = {
-            name: resolve((one.source,), one.read_options, name).repeated(one.repeat)
-            for name, one in mixture.items()
-        }
-        sources = [(name, mixture[name].weight, source) for name, source in mixed.items()]
-        description: dict[str, Any] = {
-            "kind": "mixture",
-            "name": ",".join(f"{name}={one.weight:.4g}" for name, one in mixture.items()),
-            "sources": {
-                name: {"weight": one.weight, "repeat": one.repeat, **mixed[name].description}
-                | {"read_options": asdict(one.read_options)}
-                for name, one in mixture.items()
-            },
-        }
-    else:
-        source = resolve(request.source, request.read_options)
-        description = source.description
-        sources = [(str(description["name"]), 1.0, source)]
-    validation = None
-    if request.val_source:
-        validation = resolve(request.val_source, request.read_options, "validation")
-        description = {**description, "validation": validation.description}
+    sources, validation, description = _resolve(request, partial, reporter.stage)
     tokenizer = load_tokenizer(request.tokenizer, request.hub)
     options = request.options()
     if tokenizer is not None and tokenizer.name != "gpt2":  # a file or repository may change under its name
@@ -120,6 +92,42 @@ def prepare(
         partial.replace(out)
     sync_directory(out.parent)
     return Dataset.open(out)
+
+
+def _resolve(
+    request: PrepareRequest, partial: Path, log: Callable[[str], None]
+) -> tuple[list[tuple[str, float, Source]], Source | None, dict[str, Any]]:
+    """The sources with names and weights, that of validation if it is another, and their description."""
+
+    def resolve(names: tuple[str | SourceFunction, ...], options: ReadOptions, *folder: str) -> Source:
+        staging = partial.joinpath(STAGING, *folder)
+        return resolve_source(names, options, request.hub, staging, log)
+
+    mixture = request.mixture()
+    if mixture:
+        mixed = {
+            name: resolve((one.source,), one.read_options, name).repeated(one.repeat)
+            for name, one in mixture.items()
+        }
+        sources = [(name, mixture[name].weight, source) for name, source in mixed.items()]
+        description: dict[str, Any] = {
+            "kind": "mixture",
+            "name": ",".join(f"{name}={one.weight:.4g}" for name, one in mixture.items()),
+            "sources": {
+                name: {"weight": one.weight, "repeat": one.repeat, **mixed[name].description}
+                | {"read_options": asdict(one.read_options)}
+                for name, one in mixture.items()
+            },
+        }
+    else:
+        source = resolve(request.source, request.read_options)
+        description = source.description
+        sources = [(str(description["name"]), 1.0, source)]
+    validation = None
+    if request.val_source:
+        validation = resolve(request.val_source, request.read_options, "validation")
+        description = {**description, "validation": validation.description}
+    return sources, validation, description
 
 
 def _resume_state(partial: Path, identity: dict[str, Any]) -> JournalState:
