@@ -88,18 +88,9 @@ def measure_kl_depth(
             progress(done, validation.windows)
     curve = tuple((total / validation.tokens).tolist())
     depth, peak = effective_depth(curve, threshold)
+    executed, tokens, identity = len(stages), validation.tokens, validation.identity
     return KLDepth(
-        CONVENTION,
-        depth,
-        len(stages),
-        peak,
-        curve,
-        stages,
-        passes,
-        threshold,
-        direction,
-        validation.tokens,
-        validation.identity,
+        CONVENTION, depth, executed, peak, curve, stages, passes, threshold, direction, tokens, identity
     )
 
 

@@ -112,13 +112,8 @@ def measure_test_time_passes(
                 progress(before * total + done, len(measured) * total)
 
         losses[passes] = validate(network, validation, passes, report).loss
-    return PassesCurve(
-        trained,
-        losses[trained],
-        chosen,
-        tuple(losses[passes] for passes in chosen),
-        tuple(losses[passes] - losses[trained] for passes in chosen),
-        validation.tokens,
-        validation.identity,
-        tuple(sorted({*requested} - {*chosen})),
-    )
+    own = tuple(losses[passes] for passes in chosen)
+    differences = tuple(loss - losses[trained] for loss in own)
+    impossible = tuple(sorted({*requested} - {*chosen}))
+    tokens, identity = validation.tokens, validation.identity
+    return PassesCurve(trained, losses[trained], chosen, own, differences, tokens, identity, impossible)
