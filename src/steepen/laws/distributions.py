@@ -41,6 +41,22 @@ def t_quantile(probability: float, df: Array) -> Array:
     return np.where(df > 0, value, np.inf)
 
 
+def t_reach(confidence: float, df: float) -> float:
+    """Half the width of a t-interval, in standard errors."""
+    return float(t_quantile((1 + confidence) / 2, np.array(float(df))))
+
+
+def t_interval(value: float, error: float, df: float, confidence: float) -> Interval:
+    """The interval of an estimate with a standard error."""
+    reach = t_reach(confidence, df) * error
+    return value - reach, value + reach
+
+
+def t_p_value(value: float, error: float, df: float) -> float:
+    """Two-sided p-value of zero, of an estimate with a standard error."""
+    return float(2 * special.stdtr(df, -abs(value) / max(error, 1e-300)))
+
+
 def f_p_value(statistic: Array, df_numerator: float, df_denominator: Array) -> Array:
     """P(F > statistic): chi-square where `df_denominator` is infinite, 1 where it is not positive."""
     statistic = np.maximum(np.asarray(statistic, float), 0.0)

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from steepen.errors import UsageError, require_one_of
-from steepen.laws.distributions import ROUNDING_ERROR, Interval, Prior, t_quantile
+from steepen.laws.distributions import ROUNDING_ERROR, Interval, Prior, t_reach
 from steepen.laws.fits.size_law_solver import (
     KINDS,
     IntArray,
@@ -123,16 +123,8 @@ class ChinchillaFit:
     def law_standard_error(self, parameters: float | ModelSize, tokens: float) -> float:
         """Standard error of the law's loss at N and D: what is left with infinitely many runs there."""
         n, first, second, by_phi = (float(np.squeeze(part)) for part in self._terms(parameters, tokens))
-        gradient = np.array(
-            [
-                1.0,
-                first,
-                second,
-                -first * math.log(n),
-                -second * math.log(tokens),
-                -self.alpha * first * by_phi,
-            ]
-        )[: len(self.covariance)]
+        exponents = [-first * math.log(n), -second * math.log(tokens), -self.alpha * first * by_phi]
+        gradient = np.array([1.0, first, second, *exponents])[: len(self.covariance)]
         return _standard_error(gradient, np.array(self.covariance))
 
     def forecast_interval(self, parameters: float | ModelSize, tokens: float) -> tuple[Interval, float]:
@@ -140,7 +132,7 @@ class ChinchillaFit:
         value = float(np.squeeze(self.predict(parameters, tokens)))
         run = self.residual_sd if self.settings.loss == "mse" else self.log_residual_sd * value
         error = math.hypot(self.law_standard_error(parameters, tokens), run)
-        reach = error * _quantile(self.settings.confidence, self.degrees_of_freedom)
+        reach = error * t_reach(self.settings.confidence, self.degrees_of_freedom)
         return (value - reach, value + reach), error
 
     @property
@@ -357,7 +349,7 @@ def _in_table_units(theta: Array, problem: SizeLawProblem) -> Array:
 
 def _intervals(fit: ChinchillaFit, covariance: Array) -> dict[str, Interval]:
     """t-intervals of the constants, and of the exponents along the optima."""
-    quantile = _quantile(fit.settings.confidence, fit.degrees_of_freedom)
+    quantile = t_reach(fit.settings.confidence, fit.degrees_of_freedom)
     alpha, beta, p = fit.alpha, fit.beta, fit.flops_law.exponent
     by_exponents = np.eye(len(covariance))[3:5]
     total = (alpha + p * beta) ** 2
@@ -381,10 +373,6 @@ def _intervals(fit: ChinchillaFit, covariance: Array) -> dict[str, Interval]:
 
 def _standard_error(gradient: Array, covariance: Array) -> float:
     return math.sqrt(max(float(gradient @ covariance @ gradient), 0.0))
-
-
-def _quantile(confidence: float, df: int) -> float:
-    return float(t_quantile((1 + confidence) / 2, np.array(float(df))))
 
 
 def _flags(problem: SizeLawProblem, theta: Array, start: Array, objective: float) -> tuple[str, ...]:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
-from scipy import stats
 
-from steepen.laws.distributions import ROUNDING_ERROR
+from steepen.laws.distributions import ROUNDING_ERROR, t_p_value
 
 Option = TypeVar("Option", bound=Hashable)
 Block = TypeVar("Block", bound=Hashable)
@@ -72,7 +71,7 @@ def choose(losses: Mapping[tuple[Option, Block], float], resolution: float) -> C
         behind[option] = float(contrast @ effect)
         errors[option] = math.sqrt(max(float(contrast @ inverse @ contrast) * variance, 1e-300))
         if free > 0:
-            p = 2 * float(stats.t.sf(behind[option] / errors[option], free))
+            p = t_p_value(behind[option], errors[option], free)
             p_values[option] = min(1.0, p * (len(options) - 1))
     ties = tuple(
         option

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from steepen.errors import UsageError, require_one_of
-from steepen.laws.distributions import Interval, t_quantile
+from steepen.laws.distributions import Interval, t_reach
 from steepen.laws.ladder import Ladder
 from steepen.utils.arrays import Array
 
@@ -112,7 +112,7 @@ class ComputeFit:
     @property
     def quantile(self) -> float:
         """Student's t for the settings' confidence and the fit's degrees of freedom."""
-        return float(t_quantile((1 + self.settings.confidence) / 2, np.array(self.degrees_of_freedom)))
+        return t_reach(self.settings.confidence, self.degrees_of_freedom)
 
 
 def law_dict(law: ArmLaw) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats
 
 from steepen.errors import UsageError
-from steepen.laws.distributions import Interval, t_quantile
+from steepen.laws.distributions import Interval, t_interval
 from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit, fit_isoflop, fit_power_law
 from steepen.laws.fits.vertex import Vertex, find_vertex
 from steepen.utils.arrays import Array
@@ -112,12 +112,9 @@ def fit_affine(x: Array, y: Array, confidence: float = 0.90) -> AffineLaw:
             f"an affine law with intervals needs three points at different x; there are {len(x)}."
         )
     found = stats.linregress(x, y)
-    nu = len(x) - 2
-    t = float(t_quantile((1 + confidence) / 2, np.array(float(nu))))
-    a, b = float(found.slope), float(found.intercept)
-    return AffineLaw(
-        a, b,
-        (a - t * float(found.stderr), a + t * float(found.stderr)),
-        (b - t * float(found.intercept_stderr), b + t * float(found.intercept_stderr)),
-        float(found.rvalue) ** 2, nu,
-    )  # fmt: skip
+    nu, a, b = len(x) - 2, float(found.slope), float(found.intercept)
+    of_a, of_b = (
+        t_interval(value, float(error), nu, confidence)
+        for value, error in ((a, found.stderr), (b, found.intercept_stderr))
+    )
+    return AffineLaw(a, b, of_a, of_b, float(found.rvalue) ** 2, nu)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, stats
+from scipy import optimize
 
 from steepen.errors import UsageError
-from steepen.laws.distributions import ROUNDING_ERROR
+from steepen.laws.distributions import ROUNDING_ERROR, t_p_value
 from steepen.utils.arrays import Array
 
 MIN_SIZES_FOR_FLOOR = 3  # fewer points of contact leave the irreducible loss of the frontier open
@@ -121,4 +121,4 @@ def _drift(
     error = math.sqrt(max(float(inverse[1, 1]), 0.0))
     if free < 1:
         return value, None, None
-    return value, error, float(2 * stats.t.sf(abs(value) / max(error, 1e-300), free))
+    return value, error, t_p_value(value, error, free)

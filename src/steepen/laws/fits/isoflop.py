@@ -8,14 +8,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from steepen.errors import UsageError
-from steepen.laws.distributions import Interval, required_noncentrality, t_quantile
+from steepen.laws.distributions import Interval, required_noncentrality, t_interval, t_p_value, t_reach
 from steepen.laws.fits.vertex import Vertex, VertexMethod, find_vertex
 from steepen.utils.arrays import Array
-
-NO_BOUNDS: Interval = (-math.inf, math.inf)
 
 
 @dataclass(frozen=True)
@@ -50,8 +47,9 @@ class PowerLawFit:
         if self.degrees_of_freedom < 1:
             return 0.0, math.inf
         away = math.log(x) - self.mean_log_x
-        t = float(t_quantile((1 + self.confidence) / 2, np.array(float(self.degrees_of_freedom))))
-        reach = t * math.hypot(self.level_error, away * self.standard_error)
+        reach = t_reach(self.confidence, self.degrees_of_freedom) * math.hypot(
+            self.level_error, away * self.standard_error
+        )
         middle = math.log(self.predict(x))
         return math.exp(middle - reach), math.exp(middle + reach) if middle + reach < 700 else math.inf
 
@@ -63,21 +61,17 @@ def fit_power_law(x: Array, y: Array, confidence: float = 0.90) -> PowerLawFit:
         raise UsageError(f"a power law needs at least two different x; there are {len(np.unique(u))}.")
     value, error, sd = _ols(u, v)
     nu = len(u) - 2
-    t = float(t_quantile((1 + confidence) / 2, np.array(float(nu))))
-    p = float(2 * stats.t.sf(abs(value[1]) / max(error, 1e-300), nu)) if nu > 0 else 1.0
-    detectable = math.inf
-    if nu > 0:
-        detectable = error * math.sqrt(required_noncentrality(nu, 0.05, 0.80))
+    exponent = float(value[1])
     out = [_ols(np.delete(u, i), np.delete(v, i))[0][1] for i in range(len(u))] if len(u) > 3 else []
     centre = float(u.mean())
     return PowerLawFit(
-        exponent=float(value[1]),
+        exponent=exponent,
         coefficient=float(np.exp(np.clip(value[0], -700, 700))),
         standard_error=error,
-        interval=(float(value[1]) - t * error, float(value[1]) + t * error) if nu > 0 else NO_BOUNDS,
-        p_value=p,
+        interval=t_interval(exponent, error, nu, confidence) if nu > 0 else (-math.inf, math.inf),
+        p_value=t_p_value(exponent, error, nu) if nu > 0 else 1.0,
         degrees_of_freedom=nu,
-        detectable=detectable,
+        detectable=error * math.sqrt(required_noncentrality(nu, 0.05, 0.80)) if nu > 0 else math.inf,
         confidence=confidence,
         leave_one_out=(float(min(out)), float(max(out))) if out else None,
         mean_log_x=centre,

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from steepen.errors import UsageError
-from steepen.laws.distributions import ROUNDING_ERROR, Interval, f_p_value, t_quantile
+from steepen.laws.distributions import ROUNDING_ERROR, Interval, f_p_value, t_interval, t_p_value
 from steepen.laws.fits.isoflop import IsoflopFit, group_budgets
 from steepen.laws.fits.vertex import Vertex, choose_points
 from steepen.utils.arrays import Array
@@ -93,9 +92,8 @@ def compare_sweeps(
 
     def contrast(value: float, variance: float, freedom: float = df) -> Contrast:
         error = math.sqrt(variance)
-        reach = float(t_quantile((1 + settings["confidence"]) / 2, np.array(float(freedom))))
-        p = float(2 * stats.t.sf(abs(value) / max(error, 1e-300), freedom))
-        return Contrast(value, (value - reach * error, value + reach * error), p)
+        interval = t_interval(value, error, freedom, settings["confidence"])
+        return Contrast(value, interval, t_p_value(value, error, freedom))
 
     def factor(value: float, variance: float, freedom: float = df) -> Contrast:
         found = contrast(value, variance, freedom)
@@ -111,10 +109,8 @@ def compare_sweeps(
         theirs, log_c = near[0], math.log(ours.vertex.budget)
         ratio = theirs.position - ours.position
         variance = noise * (theirs.position_variance + ours.position_variance)
-        loss, loss_variance = (
-            theirs.vertex.loss - ours.vertex.loss,
-            noise * (theirs.loss_variance + ours.loss_variance),
-        )
+        loss = theirs.vertex.loss - ours.vertex.loss
+        loss_variance = noise * (theirs.loss_variance + ours.loss_variance)
         scale = ours.vertex.loss**2 if settings["log_loss"] else 1.0
         multiplier = None
         if curve is not None and (slope := curve.slope(log_c)) < 0:
@@ -145,13 +141,9 @@ def compare_sweeps(
         mean = factor(float(log_m.mean()), float(variance.sum()) / len(c) ** 2, freedom)
     first, second = (fit.law for fit in fits)
     exponent = None
-    if (
-        first is not None
-        and second is not None
-        and min(first.degrees_of_freedom, second.degrees_of_freedom) > 0
-    ):
+    freedoms = [law.degrees_of_freedom for law in (first, second) if law is not None]
+    if first is not None and second is not None and min(freedoms) > 0:
         parts = [law.standard_error**2 for law in (first, second)]
-        freedoms = first.degrees_of_freedom, second.degrees_of_freedom
         welch = sum(parts) ** 2 / max(sum(v**2 / f for v, f in zip(parts, freedoms, strict=True)), 1e-300)
         exponent = contrast(second.exponent - first.exponent, sum(parts), welch)
     return SweepComparison(tuple(compared), mean, growth, exponent)
@@ -167,13 +159,8 @@ def _optima(fit: IsoflopFit, data: tuple[Array, Array, Array]) -> tuple[list[_Op
         vertex = vertices.get(float(np.exp(np.log(budget[group]).mean())))
         if vertex is None:
             continue
-        sweep = choose_points(
-            x[group],
-            loss[group],
-            log_x=settings["log_x"],
-            log_loss=settings["log_loss"],
-            nearest=settings["nearest"],
-        )
+        how = {name: settings[name] for name in ("log_x", "log_loss", "nearest")}
+        sweep = choose_points(x[group], loss[group], **how)
         centre, scale = float(sweep.u.mean()), max(float(np.ptp(sweep.u)), 1e-12)
         z = (sweep.u - centre) / scale
         design = np.stack([np.ones_like(z), z, z * z], axis=1)

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from scipy import stats
 
-from steepen.laws.distributions import Interval, required_noncentrality
+from steepen.laws.distributions import Interval, required_noncentrality, t_p_value
 from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit, fit_isoflop, group_budgets
 from steepen.laws.fits.vertex import MIN_POINTS, Sweep, choose_points
 from steepen.utils.arrays import Array
@@ -109,7 +108,7 @@ def _resampled_law(
         level_error=max(level_error, law.level_error),
         interval=(low, high),
         degrees_of_freedom=freedom,
-        p_value=float(2 * stats.t.sf(abs(law.exponent) / max(error, 1e-300), spare)),
+        p_value=t_p_value(law.exponent, error, spare),
         detectable=error * math.sqrt(required_noncentrality(spare, 0.05, 0.80)),
         runs=runs,
     )

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.distributions import ROUNDING_ERROR, t_quantile
+from steepen.laws.distributions import ROUNDING_ERROR, t_quantile, t_reach
 from steepen.laws.fits.compute_law import (
     ArmLaw,
     ComputeFit,
@@ -52,7 +52,7 @@ def fit_paper(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
                     " fit one E to all arms with --method joint."
                 )
     df = len(base.flops) - 3 if settings.noise is None else math.inf
-    quantile = float(t_quantile((1 + settings.confidence) / 2, np.array(float(df))))
+    quantile = t_reach(settings.confidence, df)
     errors = np.sqrt(np.maximum(np.diag(fit.covariance), 0.0))
     given_gamma = np.linalg.pinv(np.linalg.pinv(fit.covariance, hermitian=True)[:2, :2], hermitian=True)
     e_estimate = Estimate(
@@ -88,7 +88,7 @@ def fit_paper(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
             total = np.sqrt(error**2 + error_from_e**2)
             parts = error**4 / max(nu, 1e-9) + error_from_e**4 / max(df, 1e-9)
             total_nu = np.where(parts > 0, total**4 / np.maximum(parts, 1e-300), nu)
-        narrow = float(t_quantile((1 + settings.confidence) / 2, np.array(float(nu))))
+        narrow = t_reach(settings.confidence, nu)
         wide = t_quantile((1 + settings.confidence) / 2, total_nu)
         gamma, log_a = (
             Estimate(

@@ -12,13 +12,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import numpy as np
-from scipy import stats
 
 from steepen.errors import UsageError
-from steepen.laws.distributions import ROUNDING_ERROR, Interval, exp_interval, f_p_value, t_quantile
+from steepen.laws.distributions import (
+    ROUNDING_ERROR,
+    Interval,
+    exp_interval,
+    f_p_value,
+    t_interval,
+    t_p_value,
+)
 from steepen.laws.fits.chinchilla import FIXED_SD, ChinchillaFit, ChinchillaLoss, FlopsLaw, build_problem
 from steepen.laws.fits.size_law_solver import (
     KINDS,
@@ -31,7 +36,7 @@ from steepen.laws.fits.size_law_solver import (
 )
 from steepen.utils.arrays import Array
 
-Noise: TypeAlias = tuple[Array, float]  # a whitening matrix, and the degrees of freedom it was estimated with
+Noise = tuple[Array, float]  # a whitening matrix, and the degrees of freedom it was estimated with
 MIN_SPARE_PAIRS = 3  # pairs beyond the constants of one law, to estimate the noise of differences
 
 
@@ -241,9 +246,7 @@ class _PairFit:
         )
         error = math.sqrt(max(float(gradient @ self.covariance @ gradient), 0.0))
         confidence = self.arms[0].fit.settings.confidence
-        reach = error * float(t_quantile((1 + confidence) / 2, np.array(self.df)))
-        p = float(2 * stats.t.sf(abs(value) / max(error, 1e-300), self.df))
-        return value, (value - reach, value + reach), p
+        return value, t_interval(value, error, self.df, confidence), t_p_value(value, error, self.df)
 
 
 def _start(problem: SizeLawProblem, fits: tuple[ChinchillaFit, ChinchillaFit]) -> Array:

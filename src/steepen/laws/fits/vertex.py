@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy import interpolate
 
 from steepen.errors import UsageError
-from steepen.laws.distributions import Interval, f_p_value, t_quantile
+from steepen.laws.distributions import Interval, f_p_value, t_reach
 from steepen.utils.arrays import Array
 
 VertexMethod = Literal["quadratic", "akima"]
@@ -188,7 +188,7 @@ def _fieller(u: Array, v: Array, confidence: float) -> Interval:
     value = inverse @ design.T @ v
     residual = v - design @ value
     covariance = inverse * float(residual @ residual) / nu
-    t = float(t_quantile((1 + confidence) / 2, np.array(float(nu))))
+    t = t_reach(confidence, nu)
     # All p with (b + 2cp)² ≤ t²·Var(b + 2cp): a quadratic inequality in p.
     b, c = value[1], value[2]
     quad = 4 * c * c - t * t * 4 * covariance[2, 2]

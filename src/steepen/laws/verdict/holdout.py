@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from steepen.errors import UsageError
-from steepen.laws.distributions import Interval
+from steepen.laws.distributions import Interval, t_p_value
 from steepen.laws.fits.compute_law import ComputeFit
 from steepen.laws.ladder import MERGE_TOLERANCE, Ladder, join_ladders, read_ladders
 from steepen.laws.verdict.judge import TableJudge
@@ -45,10 +44,8 @@ def hold_out_rungs(table: Table, hold_out: Sequence[str]) -> tuple[dict[str, Lad
     ladders = read_ladders(table)
     hold_outs = parse_hold_outs(hold_out, list(ladders), table)
     ladders, held = split_hold_outs(ladders, hold_outs)
-    for one in hold_outs:
-        if one.table is None:
-            continue
-        for name, ladder in read_ladders(one.table, typical=table).items():
+    for table_of_runs in (one.table for one in hold_outs if one.table is not None):
+        for name, ladder in read_ladders(table_of_runs, typical=table).items():
             # A run that is also in the fitted table would be scored against itself.
             if name in ladders:
                 ladders[name] = exclude_rungs(ladders[name], ladder)
@@ -65,10 +62,8 @@ def split_hold_outs(
     return fitted, {name: ladder.keep(masks[name]) for name, ladder in ladders.items() if masks[name].any()}
 
 
-def exclude_rungs(ladder: Ladder, other: Ladder | None) -> Ladder:
+def exclude_rungs(ladder: Ladder, other: Ladder) -> Ladder:
     """The ladder without the rungs that `other` also has: its runs would be seeds of them."""
-    if other is None:
-        return ladder
     nearest_rung = np.abs(np.log(ladder.flops[:, None] / other.flops)).min(axis=1)
     return ladder.keep(nearest_rung > math.log1p(MERGE_TOLERANCE))
 
@@ -92,22 +87,17 @@ def score_hold_outs(fit: ComputeFit, held: dict[str, Ladder], judge: TableJudge)
             forecast, standard_error = forecast_loss(fit, judge, arm, float(flops), variance)
             half_width = fit.quantile * standard_error
             error = float(observed) - forecast
-            t = error / max(standard_error, 1e-300)
             found.append(
                 HeldOutLoss(
-                    arm=arm,
-                    flops=float(flops),
-                    observed=float(observed),
-                    forecast=forecast,
-                    interval=(forecast - half_width, forecast + half_width),
-                    error=error,
+                    arm=arm, flops=float(flops), observed=float(observed), forecast=forecast,
+                    interval=(forecast - half_width, forecast + half_width), error=error,
                     error_in_sigma=error / max(math.sqrt(one_run), 1e-300),
-                    error_in_standard_errors=t,
-                    p_value=float(2 * stats.t.sf(abs(t), max(df, 1e-9))),
+                    error_in_standard_errors=error / max(standard_error, 1e-300),
+                    p_value=t_p_value(error, standard_error, max(df, 1e-9)),
                     compute_factor=float(law.compute_for(float(observed))) / float(flops),
                     decades_beyond=math.log10(flops / law.flops_range[1]),
                 )
-            )
+            )  # fmt: skip
     return tuple(found)
 
 
