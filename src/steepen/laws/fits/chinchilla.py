@@ -154,20 +154,16 @@ class ChinchillaFit:
         """(N*, D*, loss) of least loss at a compute."""
         law = self.flops_law
         ratio = math.log(self.alpha * self.a) - math.log(law.exponent * self.beta * self.b)
-        log_n = (ratio + self.beta * math.log(flops / law.coefficient)) / (
-            self.alpha + law.exponent * self.beta
-        )
-        n = math.exp(log_n)
+        total = self.alpha + law.exponent * self.beta
+        n = math.exp((ratio + self.beta * math.log(flops / law.coefficient)) / total)
         d = flops / (law.coefficient * n**law.exponent)
         return n, d, float(self.predict(n, d))
 
     def to_dict(self) -> dict[str, Any]:
         """Nested dicts, lists and numbers, for JSON."""
         form = "loss = e + a / parameters ** alpha + b / tokens ** beta"
-        optima = {
-            "parameters_exponent": self.parameters_exponent, "tokens_exponent": self.tokens_exponent,
-            "compute_exponent": self.compute_exponent,
-        }  # fmt: skip
+        names = ("parameters_exponent", "tokens_exponent", "compute_exponent")
+        optima = {name: getattr(self, name) for name in names}
         if self.phi is not None:
             form, optima = form.replace("parameters", "(n_once + passes ** phi * n_rec)"), {}
         name = "chinchilla" if self.phi is None else "looped"
@@ -208,13 +204,17 @@ def fit_chinchilla(
     theta, objective, reached = solve(problem, start)
     prior = settings.irreducible_loss
     if prior is not None and prior.sd is not None:
-        # In units of the objective, which is a likelihood up to the noise that it leaves.
+        # In units of the objective, a likelihood up to the noise it leaves: s² for squares, less for Huber.
         for _ in range(3):
-            problem = replace(problem, e_penalty=(prior.mean, _noise_unit(problem, theta) / prior.sd**2))
+            variance, _, inside = _noise(problem, theta)
+            unit = 0.5 * variance * inside if problem.huber is not None else variance
+            problem = replace(problem, e_penalty=(prior.mean, unit / prior.sd**2))
             theta, objective, reached = solve(problem, np.vstack([theta, start[:: max(len(start) // 16, 1)]]))
     predicted = problem.predict(theta[None])[0]
     covariance = _covariance(problem, theta, cluster, df, prior)
-    e, a, b, alpha, beta = (float(v) for v in _in_table_units(theta, problem)[:5])
+    e, log_a, log_b, alpha, beta = (float(v) for v in theta[problem.index[:5, 0]])
+    with np.errstate(over="ignore"):
+        a, b = np.exp(np.array([log_a, log_b]) + np.array([alpha, beta]) * problem.centre).tolist()
     spread, free = float(((y - y.mean()) ** 2).sum()), len(y) - problem.n_parameters
     flops_law = FlopsLaw() if flops is None or looped else FlopsLaw.fit(size.stored, d, flops)
     found = ChinchillaFit(
@@ -279,19 +279,10 @@ def _check(size: ModelSize, d: Array, y: Array, settings: ChinchillaSettings, lo
     for name, values in (("parameters", n), ("tokens", d)):
         distinct, needed = len(np.unique(values)), 2 if settings.tied else 3
         if distinct < needed:
-            raise UsageError(f"{name} takes only {_count(distinct)}; its term needs at least {needed}.")
+            count = "one value" if distinct == 1 else f"{distinct} values"
+            raise UsageError(f"{name} takes only {count}; its term needs at least {needed}.")
     if looped and len(np.unique(size.log_passes)) < 2:
         raise UsageError("passes takes only one value; φ needs at least 2, with the same sizes.")
-
-
-def _count(values: int) -> str:
-    return "one value" if values == 1 else f"{values} values"
-
-
-def _noise_unit(problem: SizeLawProblem, theta: Array) -> float:
-    """What of the objective is one squared standard error: s² for squares, less for Huber terms."""
-    variance, _, inside = _noise(problem, theta)
-    return 0.5 * variance * inside if problem.huber is not None else variance
 
 
 def _noise(problem: SizeLawProblem, theta: Array) -> tuple[float, Array, float]:
@@ -336,15 +327,6 @@ def _covariance(
     change[1] += change[3] * problem.centre[0]
     change[2] += change[4] * problem.centre[1]
     return change @ covariance @ change.T
-
-
-def _in_table_units(theta: Array, problem: SizeLawProblem) -> Array:
-    """(E, A, B, α, β) in the table's units."""
-    e, a, b, alpha, beta = theta[problem.index[:5, 0]]
-    with np.errstate(over="ignore"):
-        return np.array(
-            [e, np.exp(a + alpha * problem.centre[0]), np.exp(b + beta * problem.centre[1]), alpha, beta]
-        )
 
 
 def _intervals(fit: ChinchillaFit, covariance: Array) -> dict[str, Interval]:

@@ -6,7 +6,7 @@ The fits are in `verdict.judge` and `paper_method`; `steepen.laws.analysis.fit_c
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -118,12 +118,10 @@ class ComputeFit:
 def law_dict(law: ArmLaw) -> dict[str, Any]:
     """One arm's law as plain data: values at the top, intervals below."""
     parts = {"gamma": law.gamma, "log_a": law.log_a, "e": law.e}
+    intervals = {name: asdict(part) for name, part in parts.items()}
     return {
-        **{name: part.value for name, part in parts.items()},
-        "intervals": {
-            name: {"conditional": list(part.conditional), "unconditional": list(part.unconditional)}
-            for name, part in parts.items()
-        },
+        **{name: one.pop("value") for name, one in intervals.items()},
+        "intervals": intervals,
         "slope_standard_error": law.slope_standard_error,
         "residual_sd": law.residual_sd,
         "flops_range": list(law.flops_range),
@@ -133,11 +131,6 @@ def law_dict(law: ArmLaw) -> dict[str, Any]:
 def default_c0(ladder: Ladder) -> float:
     """The geometric mean of a ladder's compute, where A and γ are least correlated."""
     return float(np.exp(np.log(ladder.flops).mean()))
-
-
-def symmetric_interval(value: float, half_width: float) -> Interval:
-    """value ± half_width."""
-    return value - float(half_width), value + float(half_width)
 
 
 def root_mean_square(residual: Array) -> float:

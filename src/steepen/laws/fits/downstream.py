@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -41,19 +41,12 @@ START_FRACTIONS = (0.0, 0.3, 0.6, 0.8, 0.95)  # of the lowest NLL, where the sea
 
 # CORE of the GPT-3 models, which were never evaluated on CORE: nanochat's estimates (its
 # dev/estimate_gpt3_core.ipynb) from the six tasks that the GPT-3 paper reports; the paper's references.
-GPT3_CORE = {
-    "GPT-3 2.7B": 0.3292,
-    "GPT-3 6.7B": 0.3611,
-    "GPT-3 13B": 0.3852,
-    "GPT-3 175B": 0.4272,
-}
+GPT3_CORE = {"GPT-3 2.7B": 0.3292, "GPT-3 6.7B": 0.3611, "GPT-3 13B": 0.3852, "GPT-3 175B": 0.4272}
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoints:
-    """A series' evaluated checkpoints: per task the answer NLL and the centred accuracy, and the full
-    score.
-    """
+    """A series' evaluated checkpoints: the answer NLL and centred accuracy of each task, the score."""
 
     flops: Array
     nll: Mapping[str, Array]
@@ -115,7 +108,8 @@ class DownstreamFit:
         """Predicted centred accuracy of every task (rows) at each compute (columns)."""
         if series not in self.laws:
             raise UsageError(f"series '{series}' was not fitted; did you mean {nearest(series, self.laws)}?")
-        return _task_scores(self.laws[series], self.sigmoids, self.tasks, flops, self.c0)
+        at, laws = np.atleast_1d(np.asarray(flops, float)), self.laws[series]
+        return np.stack([self.sigmoids[task].predict(laws[task].predict(at, self.c0)) for task in self.tasks])
 
     def predict(self, series: str, flops: float | Array) -> Array:
         """The forecast full score."""
@@ -147,17 +141,6 @@ class DownstreamFit:
     def to_dict(self) -> dict[str, Any]:
         """Nested dicts and numbers, for JSON."""
         return {"law": "downstream", **asdict(self)}
-
-
-def _task_scores(
-    laws: Mapping[str, TaskLaw],
-    sigmoids: Mapping[str, Sigmoid],
-    tasks: Sequence[str],
-    flops: float | Array,
-    c0: float,
-) -> Array:
-    at = np.atleast_1d(np.asarray(flops, float))
-    return np.stack([sigmoids[task].predict(laws[task].predict(at, c0)) for task in tasks])
 
 
 def fit_downstream(
@@ -208,17 +191,16 @@ def fit_downstream(
     settings: dict[str, Any] = {"c0": c0, "residuals": residuals, "ratio": ratio}
     if residuals == "log-nll":
         settings |= {"delta": delta, "accuracy_delta": accuracy_delta}
-    scores = [_task_scores(laws[name], sigmoids, chosen, one.flops, c0) for name, one in series.items()]
-    predicted = np.concatenate([one.mean(axis=0) for one in scores])
+    fit = DownstreamFit(chosen, laws, sigmoids, r=1.0, sigma=0.0, c0=c0, settings=settings)
+    predicted = np.concatenate([fit.predict(name, one.flops) for name, one in series.items()])
     full = np.concatenate([np.asarray(points.score, float) for points in series.values()])
     mean = predicted
     if ratio == "measured":
         measured = [[np.asarray(one.centered[task], float) for task in chosen] for one in series.values()]
         mean = np.concatenate([np.mean(one, axis=0) for one in measured])
     r = score_ratio(mean, full)
-    left = max(len(full) - 1, 1)
-    sigma = float(np.sqrt(((full - r * predicted) ** 2).sum() / left))
-    return DownstreamFit(chosen, laws, sigmoids, r, sigma, c0, settings)
+    sigma = float(np.sqrt(((full - r * predicted) ** 2).sum() / max(len(full) - 1, 1)))
+    return replace(fit, r=r, sigma=sigma)
 
 
 def score_ratio(mean: Array, score: Array) -> float:
@@ -310,9 +292,7 @@ def _bounded_huber(
 
 @dataclass(frozen=True)
 class TaskFilter:
-    """Whether a task carries signal: `gap` above chance at the largest checkpoint, `tau` of accuracy with
-    training.
-    """
+    """Whether a task carries signal: `gap` above chance at the end, `tau` of accuracy with training."""
 
     passed: bool
     gap: float
@@ -328,9 +308,7 @@ def filter_tasks(
     min_gap: float = MIN_GAP,
     min_tau: float = MIN_TAU,
 ) -> dict[str, TaskFilter]:
-    """Keep tasks at least two points above chance at the largest training amount and with Kendall τ_b of at
-    least 0.5.
-    """
+    """Keep tasks two points above chance at the largest training amount, and with Kendall τ_b of 0.5."""
     order = np.argsort(training)
     amount = np.asarray(training, float)[order]
     found: dict[str, TaskFilter] = {}
@@ -339,8 +317,7 @@ def filter_tasks(
             raise UsageError(f"no chance level is given for task '{task}'.")
         ordered = np.asarray(values, float)[order]
         gap = float(ordered[-1]) - chance[task]
-        tau = float(stats.kendalltau(amount, ordered, variant="b").statistic)
-        tau = 0.0 if math.isnan(tau) else tau  # constant accuracy
+        tau = float(np.nan_to_num(stats.kendalltau(amount, ordered).statistic))  # NaN of constant accuracy
         reasons = [f"{gap * 100:+.2f} points from chance"] if gap < min_gap else []
         reasons += [f"τ_b = {tau:.3f}"] if tau < min_tau else []
         found[task] = TaskFilter(not reasons, gap, tau, "; ".join(reasons))

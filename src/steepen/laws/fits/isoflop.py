@@ -65,20 +65,14 @@ def fit_power_law(x: Array, y: Array, confidence: float = 0.90) -> PowerLawFit:
     out = [_ols(np.delete(u, i), np.delete(v, i))[0][1] for i in range(len(u))] if len(u) > 3 else []
     centre = float(u.mean())
     return PowerLawFit(
-        exponent=exponent,
-        coefficient=float(np.exp(np.clip(value[0], -700, 700))),
-        standard_error=error,
+        exponent=exponent, coefficient=float(np.exp(np.clip(value[0], -700, 700))), standard_error=error,
         interval=t_interval(exponent, error, nu, confidence) if nu > 0 else (-math.inf, math.inf),
-        p_value=t_p_value(exponent, error, nu) if nu > 0 else 1.0,
-        degrees_of_freedom=nu,
+        p_value=t_p_value(exponent, error, nu) if nu > 0 else 1.0, degrees_of_freedom=nu,
         detectable=error * math.sqrt(required_noncentrality(nu, 0.05, 0.80)) if nu > 0 else math.inf,
-        confidence=confidence,
-        leave_one_out=(float(min(out)), float(max(out))) if out else None,
-        mean_log_x=centre,
-        mean_log_y=float(value[0] + value[1] * centre),
-        residual_sd=sd,
+        confidence=confidence, leave_one_out=(float(min(out)), float(max(out))) if out else None,
+        mean_log_x=centre, mean_log_y=float(value[0] + value[1] * centre), residual_sd=sd,
         level_error=sd / math.sqrt(len(u)),
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -131,11 +125,10 @@ def fit_isoflop(
         if len(np.unique(x[group])) < 3:
             warnings.append(f"budget {level:.3g} has fewer than three different x and is left out")
             continue
-        vertex = find_vertex(
+        vertices.append(find_vertex(
             x[group], loss[group], budget=level, method=method, log_x=log_x, log_loss=log_loss,
             confidence=confidence, nearest=nearest,
-        )  # fmt: skip
-        vertices.append(vertex)
+        ))  # fmt: skip
     if not vertices:
         raise UsageError("no budget has three different x, so there is no parabola to fit.")
     interior = [v for v in vertices if v.interior]
@@ -176,9 +169,7 @@ def fit_isoflop(
 
 
 def rounded_mean(optima: list[float], decimals: int = 0) -> float:
-    """The paper's rounding rule: the arithmetic mean of the optima, to whole TPP (or one decimal of ρ),
-    half up.
-    """
+    """The paper's rounding rule: the mean of the optima to whole TPP (or one decimal of ρ), half up."""
     factor = 10.0**decimals
     return math.floor(float(np.mean(optima)) * factor + 0.5) / factor
 

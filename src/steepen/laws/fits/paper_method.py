@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.distributions import ROUNDING_ERROR, t_quantile, t_reach
+from steepen.laws.distributions import ROUNDING_ERROR, t_interval
 from steepen.laws.fits.compute_law import (
     ArmLaw,
     ComputeFit,
@@ -27,7 +27,6 @@ from steepen.laws.fits.compute_law import (
     default_c0,
     flops_range,
     root_mean_square,
-    symmetric_interval,
 )
 from steepen.laws.ladder import Ladder
 from steepen.laws.model.laws import Cells, fit_laws, starting_laws
@@ -52,14 +51,11 @@ def fit_paper(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
                     " fit one E to all arms with --method joint."
                 )
     df = len(base.flops) - 3 if settings.noise is None else math.inf
-    quantile = t_reach(settings.confidence, df)
     errors = np.sqrt(np.maximum(np.diag(fit.covariance), 0.0))
     given_gamma = np.linalg.pinv(np.linalg.pinv(fit.covariance, hermitian=True)[:2, :2], hermitian=True)
-    e_estimate = Estimate(
-        e,
-        symmetric_interval(e, quantile * math.sqrt(max(given_gamma[0, 0], 0.0))),
-        (max(0.0, e - quantile * float(errors[0])), e + quantile * float(errors[0])),
-    )
+    given = t_interval(e, math.sqrt(max(given_gamma[0, 0], 0.0)), df, settings.confidence)
+    low, high = t_interval(e, float(errors[0]), df, settings.confidence)
+    e_estimate = Estimate(e, given, (max(0.0, low), high))
     arms: dict[str, ArmLaw] = {}
     slope_in_e = np.zeros(1 + 2 * len(ladders))  # derivative of every parameter by E
     slope_in_e[0] = 1.0
@@ -74,11 +70,8 @@ def fit_paper(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
                 value = np.array([fit.theta[2], fit.theta[1]])
             total, total_nu = errors[[2, 1]], np.array([df, df], float)
             slope_in_e[columns] = fit.covariance[0, [2, 1]] / max(fit.covariance[0, 0], 1e-300)
-            given_e = (
-                fit.covariance[np.ix_([2, 1], [2, 1])]
-                - np.outer(slope_in_e[columns], slope_in_e[columns]) * fit.covariance[0, 0]
-            )
-            joint[np.ix_(columns, columns)] = given_e
+            from_e = np.outer(slope_in_e[columns], slope_in_e[columns]) * fit.covariance[0, 0]
+            joint[np.ix_(columns, columns)] = fit.covariance[np.ix_([2, 1], [2, 1])] - from_e
         else:
             # E comes from other runs than the line, so their errors add; the degrees of freedom by
             # Satterthwaite.
@@ -88,13 +81,11 @@ def fit_paper(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
             total = np.sqrt(error**2 + error_from_e**2)
             parts = error**4 / max(nu, 1e-9) + error_from_e**4 / max(df, 1e-9)
             total_nu = np.where(parts > 0, total**4 / np.maximum(parts, 1e-300), nu)
-        narrow = t_reach(settings.confidence, nu)
-        wide = t_quantile((1 + settings.confidence) / 2, total_nu)
         gamma, log_a = (
             Estimate(
                 float(value[k]),
-                symmetric_interval(float(value[k]), narrow * error[k]),
-                symmetric_interval(float(value[k]), wide[k] * total[k]),
+                t_interval(float(value[k]), float(error[k]), nu, settings.confidence),
+                t_interval(float(value[k]), float(total[k]), float(total_nu[k]), settings.confidence),
             )
             for k in range(2)
         )

@@ -262,12 +262,9 @@ def _start(problem: SizeLawProblem, fits: tuple[ChinchillaFit, ChinchillaFit]) -
 def _equal_cells(reference: ArmRuns, arm: ArmRuns) -> tuple[IntArray, IntArray]:
     """Places of the cells (N, D) that both arms have, in the first and in the second."""
     places = {cell: i for i, cell in enumerate(zip(reference.parameters, reference.tokens, strict=True))}
-    found = [
-        (places[cell], i)
-        for i, cell in enumerate(zip(arm.parameters, arm.tokens, strict=True))
-        if cell in places
-    ]
-    first, second = (np.array([pair[k] for pair in found], np.intp) for k in (0, 1))
+    theirs = enumerate(zip(arm.parameters, arm.tokens, strict=True))
+    found = [(places[cell], i) for i, cell in theirs if cell in places]
+    first, second = np.array(found, np.intp).reshape(-1, 2).T
     return first, second
 
 

@@ -94,14 +94,10 @@ class SizeLawProblem:
         """1 for the entries of θ that are an irreducible loss."""
         return np.array([float(kind == "e") for kind in self.kinds])
 
-    def _constants(self, theta: Array) -> list[Array]:
-        """The constants of every point, by kind, each of shape (starts, points)."""
-        padded = np.concatenate([theta, np.zeros((len(theta), 1))], axis=1)
-        return [padded[:, row] for row in self.index]
-
     def _evaluate(self, theta: Array) -> tuple[list[Array], Array, Array, Array, Array, Array]:
         """Constants, log size and log tokens about the centre, the size and token terms, d log N/dφ."""
-        constants = self._constants(theta)
+        padded = np.concatenate([theta, np.zeros((len(theta), 1))], axis=1)
+        constants = [padded[:, row] for row in self.index]
         _, a, b, alpha, beta, phi, *multiplier = constants
         size, by_phi = self.size.effective(phi)
         shift = 0.5 * sum(value * x for value, x in zip(multiplier, self.multiplier_columns, strict=True))

@@ -108,15 +108,13 @@ def find_vertex(
         )
     sweep = choose_points(x, loss, log_x=log_x, log_loss=log_loss, nearest=nearest)
     u, v = sweep.u, sweep.v
-    found = _akima(u, v) if method == "akima" else _parabola(u, v)
-    position, height, curvature = found
-    span = u[-1] - u[0]
-    interior = bool(
-        math.isfinite(position) and curvature > 0 and u[0] + 1e-9 * span < position < u[-1] - 1e-9 * span
-    )
-    interval: Interval | None = _fieller(u, v, confidence) if method == "quadratic" else (-math.inf, math.inf)
+    quadratic = method == "quadratic"
+    position, height, curvature = (_parabola if quadratic else _akima)(u, v)
+    inner = 1e-9 * (u[-1] - u[0])
+    interior = bool(math.isfinite(position) and curvature > 0 and u[0] + inner < position < u[-1] - inner)
+    interval: Interval | None = _fieller(u, v, confidence) if quadratic else (-math.inf, math.inf)
     jackknife = _leave_one_out(u, v, method)
-    if method == "quadratic" and curvature <= 0:
+    if quadratic and curvature <= 0:
         interval, jackknife = None, None
     if not interior:
         best = int(np.argmin(v))
@@ -126,18 +124,12 @@ def find_vertex(
         return (math.exp(value) if value < 700 else math.inf) if log_x else value
 
     return Vertex(
-        budget=budget,
-        x=back(position),
-        loss=math.exp(height) if log_loss else height,
-        interior=interior,
-        interval=None if interval is None else (back(interval[0]), back(interval[1])),
-        curvature=curvature,
-        points=len(u),
-        leave_one_out=None if jackknife is None else (back(jackknife[0]), back(jackknife[1])),
-        method=method,
-        p_cubic=_p_cubic(u, v) if method == "quadratic" else None,
+        budget, back(position), math.exp(height) if log_loss else height, interior,
+        None if interval is None else (back(interval[0]), back(interval[1])), curvature, len(u),
+        None if jackknife is None else (back(jackknife[0]), back(jackknife[1])), method,
+        p_cubic=_p_cubic(u, v) if quadratic else None,
         bracketed=bool(u[0] < u[int(np.argmin(v))] < u[-1]),
-    )
+    )  # fmt: skip
 
 
 def _p_cubic(u: Array, v: Array) -> float | None:
@@ -205,10 +197,7 @@ def _leave_one_out(u: Array, v: Array, method: VertexMethod) -> Interval | None:
     if len(u) <= MIN_POINTS:
         return None
     fit = _akima if method == "akima" else _parabola
-    found: list[float] = []
-    for i in range(len(u)):
-        keep = np.arange(len(u)) != i
-        if len(np.unique(u[keep])) >= MIN_POINTS:
-            found.append(fit(u[keep], v[keep])[0])
+    rest = [np.arange(len(u)) != i for i in range(len(u))]
+    found = [fit(u[keep], v[keep])[0] for keep in rest if len(np.unique(u[keep])) >= MIN_POINTS]
     finite = [value for value in found if math.isfinite(value)]
     return (min(finite), max(finite)) if finite else None

@@ -63,15 +63,9 @@ def fit_tables(
 
 class _Fitter:
     def __init__(
-        self,
-        cells: Cells,
-        loss: Array,
-        squares: Array,
-        start: Laws,
-        dropped: Mask | None,
-        e_prior: tuple[float, float] | None,
-        paired: Array | None,
-    ) -> None:
+        self, cells: Cells, loss: Array, squares: Array, start: Laws, dropped: Mask | None,
+        e_prior: tuple[float, float] | None, paired: Array | None,
+    ) -> None:  # fmt: skip
         self.cells, self.loss, self.laws = cells, loss, start
         self.sets = len(loss)
         self.kept = np.broadcast_to(cells.mask, loss.shape) & (True if dropped is None else ~dropped)
@@ -86,11 +80,9 @@ class _Fitter:
             self.laws = Laws(self.e_mean, start.log_a, start.gamma)
         self.squares, self.paired = squares, paired
         groups = cells.partners if self.seeds is None else cells.paired
-        self.partners = (
-            None
-            if groups is None or groups.max() < 0
-            else groups == np.unique(groups[groups >= 0])[:, None, None]
-        )  # (groups, arms, rungs)
+        self.partners: Mask | None = None  # (groups, arms, rungs)
+        if groups is not None and groups.max() >= 0:
+            self.partners = groups == np.unique(groups[groups >= 0])[:, None, None]
 
     def linearise(self, variance: Array, scale: Array | float = 1.0) -> None:
         """Fit the laws with these variances, times a scale, and take derivatives there."""
@@ -120,14 +112,16 @@ class _Fitter:
             prior = np.concatenate([prior, drawn], axis=1)
         covariance = np.where(self.both, covariance, self.eye)
         precision_v, inverse, lean, spread, logs = noise_model(self.own, shared, covariance, prior)
-        blank = np.zeros(self.sets)
+        blank, pull = np.zeros(self.sets), np.zeros_like(prior)
+        to_mean = self.e_mean - (self.laws.e.mean(axis=1) if self.laws.own_e else self.laws.e)
+        pull[:, 0] = np.where(np.isinf(prior[:, 0]), 0.0, prior[:, 0]) * to_mean
         found = NoiseModel(
             self.own, shared, precision_v, inverse, lean, spread, blank, np.ones(self.sets),
-            np.full(self.sets, np.inf), tau, length, self.pull(prior), blank, plain,
+            np.full(self.sets, np.inf), tau, length, pull, blank, plain,
         )  # fmt: skip
-        _, moved, left = found.steps(self.residual, found.pull)
+        _, moved, left = found.steps(self.residual, pull)
         square = (left * self.residual).sum(axis=(1, 2))
-        square = np.maximum(square + found.pull[:, 0] * (self.e_mean - self._e - moved[:, 0]), 0.0)
+        square = np.maximum(square + pull[:, 0] * (to_mean - moved[:, 0]), 0.0)
         parameters = self.own.shape[3] * len(self.cells.x) + (prior[:, 0] == 0)
         if absolute:
             weight = log_prior - 0.5 * (logs + square)
@@ -139,16 +133,6 @@ class _Fitter:
         return replace(
             found, log_weight=weight, scale=variance, freedom=spare, tau=np.sqrt(variance), square=square
         )
-
-    def pull(self, prior: Array) -> Array:
-        found = np.zeros_like(prior)
-        finite = np.where(np.isinf(prior[:, 0]), 0.0, prior[:, 0])
-        found[:, 0] = finite * (self.e_mean - self._e)
-        return found
-
-    @property
-    def _e(self) -> Array:
-        return self.laws.e.mean(axis=1) if self.laws.own_e else self.laws.e
 
     def fit(self, covariance: Array | None) -> TableFit:
         cells = self.cells
@@ -170,10 +154,6 @@ class _Fitter:
             self.at_bound, self.partners,
         )  # fmt: skip
 
-    def shares(self) -> list[tuple[float, float]]:
-        """Parts of the noise that arms may share, with their priors."""
-        return [(0.0, 1.0)] if self.partners is None else list(SHARED_PARTS.items())
-
     def with_one_variance(self) -> list[NoiseModel]:
         """Without replicates: one residual variance, averaged over trends and correlations."""
         cells = self.cells
@@ -185,13 +165,13 @@ class _Fitter:
             guess = np.maximum(square / np.maximum(self.points - 2 * len(cells.x), 1.0), 1e-18)
             self.linearise(relative, guess)
         models: list[NoiseModel] = []
+        shares = {0.0: 1.0} if self.partners is None else SHARED_PARTS  # that arms may have in common
         for shape, shape_prior in shapes(cells):
             constant = np.ptp(shape) == 0
             sd = np.where(cells.mask, np.sqrt(relative) * shape, 1.0)
-            for length, prior, correlation in correlations(
-                cells, PRIOR_ALONE if constant else PRIOR_CHANGING
-            ):
-                for part, part_prior in self.shares():
+            lengths = PRIOR_ALONE if constant else PRIOR_CHANGING
+            for length, prior, correlation in correlations(cells, lengths):
+                for part, part_prior in shares.items():
                     own = correlation
                     shared = None
                     if part and self.partners is not None:
@@ -206,23 +186,17 @@ class _Fitter:
                             plain=bool(length == 0 and constant and not part),
                         )
                     )  # fmt: skip
-        if len(self.shares()) > 1:
-            models = [self._with_shared_columns(model) for model in models]
-        return models
+        return models if self.partners is None else [self._with_shared_columns(model) for model in models]
 
     def _with_shared_columns(self, model: NoiseModel) -> NoiseModel:
         """Pad what is shared to the same size in every model."""
         assert self.partners is not None
-        missing = 1 + len(self.partners) - model.spread.shape[1]
-        if not missing:
-            return model
+        more, none = (0, 1 + len(self.partners) - model.spread.shape[1]), (0, 0)
         return replace(
-            model,
-            shared=np.pad(model.shared, ((0, 0), (0, 0), (0, 0), (0, missing))),
-            lean=np.pad(model.lean, ((0, 0), (0, 0), (0, 0), (0, missing))),
-            spread=np.pad(model.spread, ((0, 0), (0, missing), (0, missing))),
-            pull=np.pad(model.pull, ((0, 0), (0, missing))),
-        )
+            model, shared=np.pad(model.shared, (none, none, none, more)),
+            lean=np.pad(model.lean, (none, none, none, more)),
+            spread=np.pad(model.spread, (none, more, more)), pull=np.pad(model.pull, (none, more)),
+        )  # fmt: skip
 
     def pairings(self, noise: Array) -> list[tuple[float, Array, Array | None]]:
         """Parts of the seeds' noise that arms share: log weights by their replicates, and what is shared."""
@@ -259,24 +233,21 @@ class _Fitter:
             return (tau**2)[:, None, None, None] * correlation + factor * diagonal
 
         pairings = self.pairings(noise)
-        member = np.zeros(mask.shape) if self.partners is None else self.partners.any(axis=0)
+        member = np.zeros(mask.shape)
+        if self.partners is not None:
+            member = np.asarray(self.partners.any(axis=0), float)
 
         self.linearise(noise + np.median(noise[:, mask], axis=1)[:, None, None])
         lowest = np.sqrt(noise[:, mask].min(axis=1))
         # Where the likelihood of τ lies: coarsely, for an independent lack of fit.
         coarse = value = np.zeros(0)
         for last in (False, True):
-            spread = np.sqrt(
-                (self.residual**2).sum(axis=(1, 2)) / np.maximum(self.points - self.own.shape[1] * 2, 1)
-            )
+            spare = np.maximum(self.points - self.own.shape[1] * 2, 1)
+            spread = np.sqrt((self.residual**2).sum(axis=(1, 2)) / spare)
             ends = np.log(0.05 * lowest), np.log(3 * np.maximum(spread, lowest))
             coarse = np.exp(np.linspace(*ends, COARSE_TAUS))
-            value = np.stack(
-                [
-                    self.model(covariance(tau, independent), TAU_PRIOR * np.log(tau), tau).log_weight
-                    for tau in coarse
-                ]
-            )
+            tried = [self.model(covariance(tau, independent), TAU_PRIOR * np.log(tau), tau) for tau in coarse]
+            value = np.stack([model.log_weight for model in tried])
             weight = np.exp(value - value.max(axis=0))
             middle = np.exp((weight * np.log(coarse)).sum(axis=0) / weight.sum(axis=0))
             if not last:

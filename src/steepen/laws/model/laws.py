@@ -94,18 +94,17 @@ def fit_laws(
             move = (towards + pull * (mean - laws.e)) / np.maximum(schur, 1e-300)
             e = np.where(held, laws.e, np.clip(laws.e + move, 0.0, top))
             step = step - lean * (e - laws.e)[:, None, None]
-        moved = Laws(
-            e, np.clip(laws.log_a + step[:, :, 0], -40, 40), np.clip(laws.gamma + step[:, :, 1], -1, 5)
+        log_a, gamma = (
+            np.clip(laws.log_a + step[:, :, 0], -40, 40),
+            np.clip(laws.gamma + step[:, :, 1], -1, 5),
         )
+        moved = Laws(e, log_a, gamma)
         value = objective(moved)
         better = value <= best
         small = np.where(better, best - value, 0.0) <= 1e-10 * best
         pick = better[:, None]
-        laws = Laws(
-            np.where(pick if laws.own_e else better, moved.e, laws.e),
-            np.where(pick, moved.log_a, laws.log_a),
-            np.where(pick, moved.gamma, laws.gamma),
-        )
+        e = np.where(pick if laws.own_e else better, e, laws.e)
+        laws = Laws(e, np.where(pick, log_a, laws.log_a), np.where(pick, gamma, laws.gamma))
         best = np.where(better, value, best)
         done = (better & small & (damping < 1e-2)) | (damping > 1e9)
         damping = np.where(better, damping * 0.1, damping * 8).clip(1e-10, 1e10)

@@ -68,8 +68,7 @@ class NoiseModel:
     paired: float = 0.0  # part of the seeds' noise that arms share
 
     def steps(self, data: Array, pull: Array | float = 0.0) -> tuple[Array, Array, Array]:
-        """Steps of the arms' parameters and of what is shared, and V⁻¹ times the residual (sets, arms,
-        rungs).
+        """Steps of the arms' parameters and of what is shared, and V⁻¹ times what is left of the data.
 
         `pull` is the prior precision of what is shared times the distance to its prior mean.
         """
@@ -79,9 +78,8 @@ class NoiseModel:
         rest = np.einsum("bmrg,bmr->bg", self.shared, weighted) - np.einsum("bmig,bmi->bg", self.lean, right)
         shared = np.einsum("bgh,bh->bg", self.spread, rest + pull)
         own = alone - np.einsum("bmig,bg->bmi", self.lean, shared)
-        left = (
-            data - np.einsum("bmri,bmi->bmr", self.own, own) - np.einsum("bmrg,bg->bmr", self.shared, shared)
-        )
+        left = data - np.einsum("bmri,bmi->bmr", self.own, own)
+        left = left - np.einsum("bmrg,bg->bmr", self.shared, shared)
         return own, shared, np.einsum("bmrs,bms->bmr", self.precision, left)
 
 
@@ -132,10 +130,8 @@ class SeedVariances:
 def compute_bins(cells: Cells) -> Index:
     """Bins of similar compute, half the typical spacing of rungs wide; −1 where there is no rung."""
     x = cells.x[cells.mask]
-    steps = [
-        np.diff(np.sort(row[own])) for row, own in zip(cells.x, cells.mask, strict=True) if own.sum() > 1
-    ]
-    width = 0.5 * float(np.median(np.concatenate(steps).astype(float))) if steps else 1.0
+    steps = np.concatenate([np.diff(np.sort(row[own])) for row, own in zip(cells.x, cells.mask, strict=True)])
+    width = 0.5 * float(np.median(steps.astype(float))) if len(steps) else 1.0
     found, begin, number = np.zeros(len(x), int), -np.inf, -1
     for i in np.argsort(x, kind="stable"):
         if x[i] > begin + width:
@@ -195,23 +191,21 @@ def _inverse_trigamma(y: Array) -> Array:
 
 def correlations(cells: Cells, prior: Sequence[float]) -> list[tuple[float, float, Array]]:
     """Length, prior and correlation (arms, rungs, rungs) of every lack of fit that is allowed for."""
-    size = cells.x.shape[1]
     apart = np.abs(cells.x[:, :, None] - cells.x[:, None, :])
-    found: list[tuple[float, float, Array]] = []
-    for length, weight in zip(LENGTHS, prior, strict=True):
-        found.append((length, weight, np.exp(-apart / length) if length else np.eye(size) + 0 * apart))
+    alone = np.eye(cells.x.shape[1]) + 0 * apart
+    found = [
+        (length, weight, np.exp(-apart / length) if length else alone)
+        for length, weight in zip(LENGTHS, prior, strict=True)
+    ]
     if cells.clusters is None:
         return found
     same = (cells.clusters[:, :, None] == cells.clusters[:, None, :]) & (cells.clusters >= 0)[:, :, None]
     same &= same.sum(axis=2, keepdims=True) > 1
-    several = same.any(axis=2)
     clustered: list[tuple[float, float, Array]] = []
     for rho in CLUSTER_CORRELATIONS:
-        alone = np.where(several, np.sqrt(1 - rho), 1.0)
+        own = np.where(same.any(axis=2), np.sqrt(1 - rho), 1.0)
         for length, weight, correlation in found:
-            clustered.append(
-                (length, weight, rho * same + correlation * alone[:, :, None] * alone[:, None, :])
-            )
+            clustered.append((length, weight, rho * same + correlation * own[:, :, None] * own[:, None, :]))
     return clustered
 
 

@@ -138,14 +138,9 @@ class TableFit:
         return found / found.sum(axis=0)
 
     @cached_property
-    def _solutions(self) -> dict[int, tuple[Array, Array, Array]]:
-        return {}
-
-    def _solved(self, model: NoiseModel) -> tuple[Array, Array, Array]:
-        """The steps of a noise model for the residuals."""
-        if id(model) not in self._solutions:
-            self._solutions[id(model)] = model.steps(self.residual, model.pull)
-        return self._solutions[id(model)]
+    def _solved(self) -> dict[NoiseModel, tuple[Array, Array, Array]]:
+        """The steps of each noise model for the residuals."""
+        return {model: model.steps(self.residual, model.pull) for model in self.models}
 
     def pruned(self) -> TableFit:
         """A single table's fit without noise models of no weight."""
@@ -154,9 +149,9 @@ class TableFit:
 
     def drifting(self) -> tuple[TableFit, float] | None:
         """A single table's fit with correlated errors only, and their weight; None without such models."""
-        places = [k for k, model in enumerate(self.models) if model.length]
-        models = tuple(self.models[k] for k in places)
-        return (replace(self, models=models), float(self.weight[places, 0].sum())) if models else None
+        drifts = np.array([model.length > 0 for model in self.models])
+        models = tuple(model for model in self.models if model.length)
+        return (replace(self, models=models), float(self.weight[drifts, 0].sum())) if models else None
 
     def mixture(self, contrast: Contrast) -> Mixture:
         """The distribution of a contrast."""
@@ -166,11 +161,11 @@ class TableFit:
 
     def _under(self, contrast: Contrast, model: NoiseModel) -> tuple[Array, Array, Array, Array]:
         """Value, standard error, degrees of freedom and coefficients of the losses under one noise model."""
-        own, shared, _ = self._solved(model)
+        own, shared, _ = self._solved[model]
         r, a = contrast.arms
         value = contrast.value + (contrast.first * own[:, r] + contrast.second * own[:, a]).sum(axis=1)
         value = value + contrast.e * shared[:, 0]
-        gradient = np.zeros((*own.shape[:2], own.shape[2]))
+        gradient = np.zeros(own.shape)
         gradient[:, r] += contrast.first
         gradient[:, a] += contrast.second
         u = -np.einsum("bmig,bmi->bg", model.lean, gradient)
@@ -187,9 +182,7 @@ class TableFit:
             if model.paired and self.groups is not None:
                 part = part * (1 - model.paired * self.groups.any(axis=0))
                 size = self.groups.sum(axis=(1, 2))
-                sums, noise = (
-                    np.einsum("gmr,bmr->bg", self.groups, one) for one in (coefficient, self.noise)
-                )
+                sums, noise = (np.einsum("gmr,bmr->bg", self.groups, a) for a in (coefficient, self.noise))
                 shared = model.paired * sums**2 * noise / size**2
                 part = part + np.einsum("bg,gmr->bmr", shared, self.groups)
             uncertain = np.zeros(len(variance))
@@ -209,7 +202,7 @@ class TableFit:
             - np.einsum("bmrg,bgh,bmrh->bmr", rest, model.spread, rest, optimize=True)
         )
         floor = 1e-9 * np.einsum("bmrr->bmr", model.precision)
-        return self._solved(model)[2], np.maximum(diagonal, floor)
+        return self._solved[model][2], np.maximum(diagonal, floor)
 
     def outliers(self) -> tuple[Array, Array]:
         """p-value of each rung being on the law of the others, and its distance from it (sets, arms, rungs).
@@ -227,9 +220,8 @@ class TableFit:
             model = self.models[k]
             left, diagonal = self.deletions(model)
             fall = left**2 / diagonal
-            others = np.maximum(
-                model.square[:, None, None] - fall, 1e-12 * model.square[:, None, None] + 1e-300
-            )
+            square = model.square[:, None, None]
+            others = np.maximum(square - fall, 1e-12 * square + 1e-300)
             t = np.sqrt(fall * spare / others)
             p += share[:, None, None] * 2 * special.stdtr(spare, -t)
             distance += share[:, None, None] * left / diagonal
@@ -294,7 +286,7 @@ class TableFit:
         arms, sets = len(self.cells.x), len(self.loss)
         found = np.zeros(sets)
         for share, model in zip(self.weight, self.models, strict=True):
-            left = self._solved(model)[2].sum(axis=2)[:, 1:]
+            left = self._solved[model][2].sum(axis=2)[:, 1:]
             information = np.zeros((sets, arms - 1, arms - 1))
             for arm in range(1, arms):
                 direction = np.zeros(self.loss.shape)
@@ -303,12 +295,11 @@ class TableFit:
             step = np.einsum("bij,bj->bi", np.linalg.pinv(information, hermitian=True), left)
             fall = np.maximum((left * step).sum(axis=1), 0.0)
             extra = arms - 1.0
+            p = cast(Array, special.chdtrc(extra, fall))
             if np.isfinite(model.freedom).all():
                 spare = model.freedom - extra
                 rest = np.maximum(model.square - fall, 1e-30) / np.maximum(spare, 1e-9)
                 p = np.where(spare >= 1, f_p_value(fall / extra / rest, extra, np.maximum(spare, 1.0)), 1.0)
-            else:
-                p = cast(Array, special.chdtrc(extra, fall))
             found = found + share * p
         return found
 
@@ -319,11 +310,8 @@ def _refitted(
     """Scale, log weight and change of freedom of a model for other residuals of the first table."""
     square = np.maximum(square, 1e-30)
     if not np.isfinite(model.freedom[0]):
-        return (
-            np.ones_like(square),
-            model.log_weight[0] - 0.5 * (square - model.square[0] + log_determinant),
-            0.0,
-        )
+        weight = model.log_weight[0] - 0.5 * (square - model.square[0] + log_determinant)
+        return np.ones_like(square), weight, 0.0
     spare = max(float(model.freedom[0]) - fewer, 1e-9)
     scale = square / spare
     before = float(model.freedom[0]) * np.log(model.scale[0])

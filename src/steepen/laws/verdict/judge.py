@@ -16,6 +16,7 @@ from steepen.laws.fits.compute_law import (
     ComputeFit,
     Estimate,
     FitSettings,
+    default_c0,
     flops_range,
     root_mean_square,
 )
@@ -39,8 +40,6 @@ from steepen.laws.verdict.questions import (
     DecisionRule,
     Growth,
     PValues,
-    as_better,
-    as_growth,
     by_what,
     common_range,
     contrasts,
@@ -209,10 +208,10 @@ class Asked:
         """The answers to the three questions."""
         if self.span is None:
             return "not resolved", "undecided", None
-        growth = as_growth(self.tested.growth(levels[1])[0])
+        better, growth = self.tested.words(levels)
         e, gamma = self.causes
         cause = by_what(e.p_value, gamma.p_value, gamma.value, e.value, levels[2])
-        return as_better(self.tested.better(levels[0])[0]), growth, cause if growth == "grows" else None
+        return better, growth, cause if growth == "grows" else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,12 +269,8 @@ class TableJudge:
             narrow = [_span(one, confidence) for one in held[i]]
             e = Estimate(max(values[2], 0.0), narrow[2], (max(wide[2][0], 0.0), wide[2][1]))
             gamma = Estimate(values[1], narrow[1], wide[1])
-            arms[name] = ArmLaw(
-                arm=name, gamma=gamma, log_a=Estimate(values[0], narrow[0], wide[0]), e=e,
-                slope_standard_error=float(held[i][1].sd[0]),
-                residual_sd=scatter,
-                c0=self.c0, flops_range=flops_range(ladder),
-            )  # fmt: skip
+            log_a, error = Estimate(values[0], narrow[0], wide[0]), float(held[i][1].sd[0])
+            arms[name] = ArmLaw(name, gamma, log_a, e, error, scatter, self.c0, flops_range(ladder))
         points, parameters = fit.kept.sum(), fit.laws.log_a.size * 2 + (fit.laws.e.size)
         middle = math.exp(float(np.median(fit.cells.x[fit.cells.mask]))) * self.c0
         settings = replace(self.settings, method="joint")
@@ -295,18 +290,14 @@ class TableJudge:
     def _given_e(self) -> list[list[Mixture]]:
         """For each arm: log A and γ if E were known, and E if the exponents were."""
         fit = self.fit
-        known = replace(fit, models=tuple(replace(model, spread=0 * model.spread) for model in fit.models))
+        models = tuple(replace(model, spread=0 * model.spread) for model in fit.models)
+        known = fit if self.own_e else replace(fit, models=models)
         found: list[list[Mixture]] = []
         for i in range(len(self.ladders)):
             parts = [known.mixture(parameter_contrast(fit.laws, i, k)) for k in (0, 1)]
             e = fit.mixture(parameter_contrast(fit.laws, i, 2))
-            if self.own_e:
-                parts = [fit.mixture(parameter_contrast(fit.laws, i, k)) for k in (0, 1)]
             # Given the exponents, E is a mean of the losses: as precise as they are.
-            scale = [model.scale[0] for model in fit.models]
-            narrow = np.array(
-                [[s / max(float(m.precision.sum()), 1e-300)] for s, m in zip(scale, fit.models, strict=True)]
-            )
+            narrow = np.array([[m.scale[0] / max(float(m.precision.sum()), 1e-300)] for m in fit.models])
             parts.append(Mixture(e.weight, e.value, np.minimum(np.sqrt(narrow), e.error), e.freedom))
             found.append(parts)
         return found
@@ -335,9 +326,8 @@ class TableJudge:
                 base[0] / slack <= flops <= base[1] * slack and other[0] / slack <= needed <= other[1] * slack
             )
             if inside or extrapolate:
-                found.append(
-                    Multiplier("fitted (joint)", float(flops), value, low, high, not inside, leads=True)
-                )
+                method = "fitted (joint)"
+                found.append(Multiplier(method, float(flops), value, low, high, not inside, leads=True))
         return found
 
     def ask(self, pairs: Sequence[tuple[str, str]], adjust: bool) -> list[Asked]:
@@ -351,14 +341,15 @@ class TableJudge:
             tested = p_values(found, self.rule)
             asked.append(Asked(pair, span, found, tested, self._causes(pair), [level] * 3))
         judged = [one for one in asked if one.span is not None] if adjust else []
-        for question, of in enumerate((PValues.least_gain, PValues.least_slope)):
-            p = [of(one.tested) for one in judged]
-            for one, own in zip(judged, holm_levels(p, level), strict=True):
+
+        def share(question: int, among: list[Asked], p: list[float]) -> None:
+            for one, own in zip(among, holm_levels(p, level), strict=True):
                 one.levels[question] = own
+
+        share(0, judged, [float(min(one.tested.gain[0], one.tested.equivalent[0])) for one in judged])
+        share(1, judged, [float(min(one.tested.slope[0], one.tested.constant[0])) for one in judged])
         growing = [one for one in judged if one.tested.growth(one.levels[1])[0] == "grows"]
-        p = [min(cause.p_value for cause in one.causes) for one in growing]
-        for one, own in zip(growing, holm_levels(p, level), strict=True):
-            one.levels[2] = own
+        share(2, growing, [min(cause.p_value for cause in one.causes) for one in growing])
         return asked
 
     def judge(
@@ -372,24 +363,22 @@ class TableJudge:
     def _causes(self, pair: tuple[int, int]) -> tuple[Effect, Effect]:
         """ΔE and Δγ of an arm, fitted together."""
         r, a = pair
-        laws = self.fit.laws
+        laws, slope_of = self.fit.laws, slope_contrast(self.fit.laws, pair)
         if self.own_e:
-            e = np.zeros((1, 3))
-            e[:, 2] = 1.0
-            delta = Contrast(pair, laws.e[:, a] - laws.e[:, r], -e, e)
-            return self._effect(self.fit.mixture(delta)), self._effect(
-                self.fit.mixture(slope_contrast(laws, pair))
-            )
+            e = np.array([[0.0, 0.0, 1.0]])
+            delta = self.fit.mixture(Contrast(pair, laws.e[:, a] - laws.e[:, r], -e, e))
+            return self._effect(delta), self._effect(self.fit.mixture(slope_of))
         direction = np.zeros(self.fit.cells.x.shape)
         direction[a] = self.fit.cells.mask[a]
-        slope, size = self.fit.with_error(slope_contrast(laws, pair), direction)
+        slope, size = self.fit.with_error(slope_of, direction)
         return self._effect(size), self._effect(slope)
 
-    def _effect(self, one: Mixture, exponential: bool = False) -> Effect:
-        value, interval = float(one.mean[0]), _span(one, 1 - self.rule.level)
-        if exponential:
-            value, interval = exp(value), exp_interval(interval)
-        return Effect(value, interval, float(one.p_value()[0]))
+    def _effect(self, one: Mixture) -> Effect:
+        return Effect(float(one.mean[0]), _span(one, 1 - self.rule.level), float(one.p_value()[0]))
+
+    def _factor(self, one: Mixture) -> Effect:
+        found = self._effect(one)
+        return replace(found, value=exp(found.value), interval=exp_interval(found.interval))
 
     def _verdict(self, one: Asked, arms: int, budget: float | None, lr_regret: float | None) -> Verdict:
         pair, span, found, level = one.pair, one.span, one.found, self.rule.level
@@ -402,7 +391,7 @@ class TableJudge:
             unadjusted=one.answers([level] * 3), rule=self.rule,
             levels=(one.levels[0], one.levels[1], one.levels[2]), arms=arms,
             flops_range=None if span is None else (self.c0 * math.exp(span[0]), self.c0 * math.exp(span[1])),
-            gain=self._effect(found.gain, exponential=True), top=self._effect(found.top, exponential=True),
+            gain=self._factor(found.gain), top=self._factor(found.top),
             p_equivalent=float(one.tested.equivalent[0]), slope=self._effect(found.slope),
             p_constant=float(one.tested.constant[0]), growth_per_decade=per_decade,
             growth_per_decade_interval=per_decade_interval,
@@ -433,26 +422,19 @@ class TableJudge:
         if found is None:
             return None
         p = p_values(contrasts(found[0], one.pair, *span), self.rule)
-        return Drifting(
-            found[1], as_better(p.better(one.levels[0])[0]), as_growth(p.growth(one.levels[1])[0])
-        )
+        return Drifting(found[1], *p.words(one.levels))
 
     def _leave_one_out(self, one: Asked) -> tuple[LeftOut, ...]:
         """Rungs of the two ladders without which the first or second answer is another."""
-        better, growth, _ = one.answers(one.levels)
+        answers, cells = one.answers(one.levels)[:2], self.fit.cells
         gain, slope = (self.fit.left_out(of) for of in (one.found.gain_of, one.found.slope_of))
         p = p_values(one.found, self.rule, gain, slope)
-        words, growths = p.better(one.levels[0]), p.growth(one.levels[1])
-        size = self.fit.cells.x.shape[1]
         return tuple(
-            LeftOut(
-                self.names[i], self.c0 * math.exp(float(self.fit.cells.x[i, k])),
-                as_better(words[i * size + k]), as_growth(growths[i * size + k]),
-            )
+            LeftOut(self.names[i], self.c0 * math.exp(float(cells.x[i, k])), *words)
             for i in one.pair
-            for k in np.flatnonzero(self.fit.cells.mask[i])
-            if words[i * size + k] != better or growths[i * size + k] != growth
-        )  # fmt: skip
+            for k in np.flatnonzero(cells.mask[i])
+            if (words := p.words(one.levels, i * cells.x.shape[1] + int(k))) != answers
+        )
 
     def _predictions(self, asked: Asked, budget: float | None) -> tuple[Prediction, ...]:
         """Multipliers beyond the ladders by the exponent, and by the irreducible loss alone."""
@@ -499,7 +481,7 @@ def fit_ladders(
     unit: str = "FLOPs",
 ) -> TableJudge:
     """Fit the model of a table, without runs that are off the others, with an E for each arm if need be."""
-    c0 = settings.c0 or float(np.exp(np.log(ladders[settings.reference].flops).mean()))
+    c0 = settings.c0 or default_c0(ladders[settings.reference])
     most = max(8, int(math.sqrt(MAX_ELEMENTS / len(ladders))))
     ladders = {name: thin(ladder, most) for name, ladder in ladders.items()}
     ladders, left_out = without_diverged_seeds(ladders)
@@ -548,16 +530,13 @@ def without_diverged_seeds(ladders: dict[str, Ladder]) -> tuple[dict[str, Ladder
     """The ladders without seeds that scatter far more than those of other arms at similar compute."""
     found: list[Outlier] = []
     while True:
-        places = [
-            (name, k) for name, one in ladders.items() for k in range(len(one.flops)) if one.seeds[k] > 1
-        ]
+        places = [(name, int(k)) for name, one in ladders.items() for k in np.flatnonzero(one.seeds > 1)]
         if len(places) < 3:
             return ladders, found
         logs = np.array([math.log(ladders[name].flops[k]) for name, k in places])
-        squares = np.array(
-            [float(ladders[name].runs[k].var()) * ladders[name].seeds[k] for name, k in places]
-        )
-        freedom = np.array([ladders[name].seeds[k] - 1 for name, k in places])
+        seeds = np.array([ladders[name].seeds[k] for name, k in places])
+        squares = np.array([ladders[name].runs[k].var() for name, k in places]) * seeds
+        freedom = seeds - 1
         best: tuple[float, int] = (1.0, -1)
         for i in range(len(places)):
             # Noise falls with compute, so a rung is held against those of at most three times its compute.
@@ -573,11 +552,10 @@ def without_diverged_seeds(ladders: dict[str, Ladder]) -> tuple[dict[str, Ladder
         ladder = ladders[name]
         off = np.abs(ladder.runs[k] - np.median(ladder.runs[k]))
         bad = int(np.argmax(off if len(off) > 2 else ladder.runs[k]))  # of two, the higher one diverged
-        rest = np.delete(ladder.runs[k], bad)
-        if abs(float(ladder.runs[k][bad] - rest.mean())) < MIN_DEVIATION * float(rest.mean()):
+        rest, loss = float(np.delete(ladder.runs[k], bad).mean()), float(ladder.runs[k][bad])
+        deviation = loss - rest
+        if abs(deviation) < MIN_DEVIATION * rest:
             return ladders, found
-        deviation = float(ladder.runs[k][bad] - rest.mean())
-        loss = float(ladder.runs[k][bad])
         found.append(Outlier(ladder.row_labels[k], name, float(ladder.flops[k]), loss, deviation, p, bad))
         ladders = {**ladders, name: ladder.without_seed(k, bad)}
 

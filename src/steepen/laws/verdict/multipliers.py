@@ -79,34 +79,21 @@ def interpolated_multipliers(
     cells = len(reference.flops) * len(arm.flops)
     draws = min(draws, max(50, 50_000_000 // cells))
     if sigmas is not None and draws > 0:
-        reference_losses, arm_losses = (
-            ladder.loss + sigma * rng.standard_normal((draws, len(ladder.loss)))
+        targets, losses = (
+            np.maximum(ladder.loss + sigma * rng.standard_normal((draws, len(ladder.loss))), 1e-9)
             for ladder, sigma in zip((reference, arm), sigmas, strict=True)
         )
-        tiny = 1e-9
         # Every draw compares each point with each segment, so draws go in blocks that fit in memory.
-        block = max(1, 2_000_000 // cells)
-        spread = np.concatenate(
-            [
-                reference.flops
-                / interpolate_compute(
-                    arm.flops,
-                    np.maximum(arm_losses[k : k + block], tiny),
-                    np.maximum(reference_losses[k : k + block], tiny),
-                    interpolate,
-                )
-                for k in range(0, draws, block)
-            ]
-        )
+        size = max(1, 2_000_000 // cells)
+        blocks = [slice(k, k + size) for k in range(0, draws, size)]
+        needed = [interpolate_compute(arm.flops, losses[k], targets[k], interpolate) for k in blocks]
+        spread = reference.flops / np.concatenate(needed)
     tail = (1 - confidence) / 2
     multipliers: list[Multiplier] = []
-    for i, flops in enumerate(reference.flops):
-        if np.isfinite(value[i]):
-            column = spread[:, i]
-            low, high = np.quantile(column[np.isfinite(column)], [tail, 1 - tail])
-            multipliers.append(
-                Multiplier("interpolated", float(flops), float(value[i]), float(low), float(high))
-            )
+    for flops, one, column in zip(reference.flops.tolist(), value.tolist(), spread.T, strict=True):
+        if math.isfinite(one):
+            ends = np.quantile(column[np.isfinite(column)], [tail, 1 - tail]).tolist()
+            multipliers.append(Multiplier("interpolated", flops, one, *ends))
     return multipliers
 
 

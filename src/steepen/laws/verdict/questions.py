@@ -95,13 +95,10 @@ class PValues:
     gain_sign: Array
     slope_sign: Array
 
-    def least_gain(self) -> float:
-        """The smallest p-value of the first question, of a single table."""
-        return min(float(self.gain[0]), float(self.equivalent[0]))
-
-    def least_slope(self) -> float:
-        """The smallest p-value of the second question, of a single table."""
-        return min(float(self.slope[0]), float(self.constant[0]))
+    def words(self, levels: Sequence[float], place: int = 0) -> tuple[Better, Growth]:
+        """The answers for one table, at the levels of the two questions."""
+        better, growth = self.better(levels[0])[place], self.growth(levels[1])[place]
+        return cast(Better, str(better)), cast(Growth, str(growth))
 
     def better(self, level: float | Array) -> NDArray[np.str_]:
         """The answers to the first question."""
@@ -158,16 +155,6 @@ def holm_levels(p: Sequence[float], level: float) -> list[float]:
             failed = p[i] >= share
         levels[int(i)] = share
     return levels
-
-
-def as_better(word: object) -> Better:
-    """A word of an array."""
-    return cast(Better, str(word))
-
-
-def as_growth(word: object) -> Growth:
-    """A word of an array."""
-    return cast(Growth, str(word))
 
 
 def common_range(x: Array, mask: NDArray[np.bool_], arms: tuple[int, int]) -> tuple[float, float] | None:
