@@ -19,7 +19,7 @@ from steepen.errors import UsageError, require_one_of
 from steepen.laws.distributions import Prior
 from steepen.laws.fits.compute_law import ComputeFit, FitSettings, Loss, ReferenceLaw, law_dict
 from steepen.laws.fits.paper_method import fit_paper
-from steepen.laws.ladder import Ladder, check_ladders
+from steepen.laws.ladder import Ladder, check_ladders, plain_name
 from steepen.laws.verdict.evidence import Verdict
 from steepen.laws.verdict.holdout import HeldOutLoss, hold_out_rungs, score_hold_outs
 from steepen.laws.verdict.judge import Outlier, TableJudge, fit_ladders
@@ -42,62 +42,41 @@ def collect_warnings(
     given: dict[str, Ladder], judge: TableJudge, fit: ComputeFit, unit: str = "FLOPs"
 ) -> tuple[str, ...]:
     """Warnings about the ladders as `given` and what was fitted; `unit` is that of their x axis."""
-    return (
-        *(_left_out(outlier, unit) for outlier in judge.outliers),
-        *_bounds(fit),
-        *_one_e(judge),
-        *_units(given, unit),
-        *_equal_seeds(given),
-        *_similar_names(given),
-        *_flat(judge.ladders),
-        *_shape(judge.ladders, fit),
-    )
+    return (*_of_model(judge, fit, unit), *_of_table(given, unit), *_of_losses(judge.ladders, fit))
 
 
-def _left_out(outlier: Outlier, unit: str) -> str:
-    what = f"{outlier.arm} at {outlier.flops:.3g} {unit}"
-    if outlier.seed is not None:
-        what = f"run {outlier.seed + 1} of {what}"
-    side = "above" if outlier.deviation > 0 else "below"
-    return (
-        f"{outlier.place}: {what} is left out of everything: its loss is {abs(outlier.deviation):.4f}"
-        f" {side} the"
-        f" law of the others (p = {outlier.p_value:.2g}); check what was run there"
-    )
-
-
-def _bounds(fit: ComputeFit) -> Iterable[str]:
+def _of_model(judge: TableJudge, fit: ComputeFit, unit: str) -> Iterable[str]:
+    for outlier in judge.outliers:
+        run = "" if outlier.seed is None else f"run {outlier.seed + 1} of "
+        side = "above" if outlier.deviation > 0 else "below"
+        yield (
+            f"{outlier.place}: {run}{outlier.arm} at {outlier.flops:.3g} {unit} is left out of everything:"
+            f" its loss is {abs(outlier.deviation):.4f} {side} the law of the others"
+            f" (p = {outlier.p_value:.2g}); check what was run there"
+        )
     if fit.at_bound:  # the one bound is E ≥ 0
         yield (
-            "the fitted irreducible loss E is 0, its lower bound: these runs do not show one, γ is the"
-            " slope over"
-            " their own range only, and intervals take E as known"
+            "the fitted irreducible loss E is 0, its lower bound: these runs do not show one, γ is the slope"
+            " over their own range only, and intervals take E as known"
         )
-
-
-def _one_e(judge: TableJudge) -> Iterable[str]:
     if judge.own_e:
         yield (
-            f"the arms do not share one irreducible loss E (p = {judge.p_one_e:.2g}): every arm has its"
-            " own here,"
-            " and growth is that of the multiplier within the common range"
+            f"the arms do not share one irreducible loss E (p = {judge.p_one_e:.2g}): every arm has its own"
+            " here, and growth is that of the multiplier within the common range"
         )
 
 
-def _units(ladders: dict[str, Ladder], unit: str) -> Iterable[str]:
+def _of_table(ladders: dict[str, Ladder], unit: str) -> Iterable[str]:
     lowest = min(float(ladder.flops.min()) for ladder in ladders.values())
     if unit == "FLOPs" and lowest < MIN_PLAUSIBLE_FLOPS:
         yield (
             f"the lowest compute is {lowest:.3g} FLOPs, less than any training run takes: the column is in"
-            " another unit, and so is every number of FLOPs printed here; convert it (1 PF-day is 8.64e19"
-            " FLOPs)"
+            " another unit, and so is every number of FLOPs printed here; convert it"
+            " (1 PF-day is 8.64e19 FLOPs)"
         )
     highest = max(float(ladder.loss.max()) for ladder in ladders.values())
     if highest > MAX_PLAUSIBLE_LOSS:
         yield f"the highest loss is {highest:.4g}: if these are perplexities, give their logarithms"
-
-
-def _equal_seeds(ladders: dict[str, Ladder]) -> Iterable[str]:
     places = [
         ladder.row_labels[k]
         for ladder in ladders.values()
@@ -107,41 +86,33 @@ def _equal_seeds(ladders: dict[str, Ladder]) -> Iterable[str]:
     if places:
         yield (
             f"{places[0]}: the seeds of {'this rung' if len(places) == 1 else f'{len(places)} rungs'} have"
-            " equal"
-            " losses to all digits: copies of a run are no replicates"
+            " equal losses to all digits: copies of a run are no replicates"
         )
-
-
-def _similar_names(ladders: dict[str, Ladder]) -> Iterable[str]:
     for first, second in combinations(ladders, 2):
-        if first != second and "".join(first.split()).casefold() == "".join(second.split()).casefold():
+        if plain_name(first) == plain_name(second):
             yield f"'{first}' and '{second}' are different arms here; if they are one, spell them alike"
 
 
-def _flat(ladders: dict[str, Ladder]) -> Iterable[str]:
+def _of_losses(ladders: dict[str, Ladder], fit: ComputeFit) -> Iterable[str]:
     flat = [name for name, ladder in ladders.items() if ladder.loss[-1] >= ladder.loss[0]]
     if flat:
         yield (
             f"the loss of {', '.join(repr(name) for name in flat[:MAX_NAMED])} is no lower at the highest"
             " compute than at the lowest: multipliers of such a ladder mean nothing"
         )
-
-
-def _shape(ladders: dict[str, Ladder], fit: ComputeFit) -> list[str]:
     found: list[str] = []
     for name, ladder in ladders.items():
-        rise = np.flatnonzero(np.diff(ladder.loss) > 0)
+        e, rows = fit.arms[name].e.value, ladder.row_labels
+        rise = np.flatnonzero(np.diff(ladder.loss) > 0) + 1
+        found += [f"{rows[i]}: the loss of '{ladder.arm}' rises with compute here" for i in rise]
         found += [
-            f"{ladder.row_labels[i + 1]}: the loss of '{ladder.arm}' rises with compute here" for i in rise
-        ]
-        e = fit.arms[name].e.value
-        found += [
-            f"{ladder.row_labels[i]}: the loss {ladder.loss[i]:.4f} is not above the fitted E ="
-            f" {e:.4f}; the law cannot hold there"
+            f"{rows[i]}: the loss {ladder.loss[i]:.4f} is not above the fitted E = {e:.4f}; the law cannot"
+            " hold there"
             for i in np.flatnonzero(ladder.loss <= e)
         ]
-    more = len(found) - MAX_NAMED
-    return [*found[:MAX_NAMED], *([f"and {more} more of this kind"] if more > 0 else [])]
+    yield from found[:MAX_NAMED]
+    if len(found) > MAX_NAMED:
+        yield f"and {len(found) - MAX_NAMED} more of this kind"
 
 
 MethodChoice = Literal["both", "joint", "paper"]
@@ -286,10 +257,8 @@ def analyse(
 
     Runs that are off the others are left out of laws, verdicts and multipliers alike.
     """
-    settings = FitSettings(
-        reference=request.reference, loss=request.loss, c0=request.c0, reference_law=request.reference_law,
-        confidence=request.confidence, noise=request.noise,
-    )  # fmt: skip
+    same = ("reference", "loss", "c0", "reference_law", "confidence", "noise")
+    settings = FitSettings(**{name: getattr(request, name) for name in same})
     given, short = check_ladders(ladders, request.reference)
     judge = fit_ladders(given, settings, request.rule, request.irreducible_loss, request.unit)
     fits, not_fitted = _laws(judge, request)
@@ -302,20 +271,13 @@ def analyse(
     unknown = [arm for arm in hold_out or {} if arm in short and arm not in primary.arms]
     held_out = {arm: ladder for arm, ladder in (hold_out or {}).items() if arm not in unknown}
     return LadderAnalysis(
-        request=request,
-        fits=fits,
-        verdicts={verdict.arm: verdict for verdict in judged[: len(others)]},
-        pairs=tuple(judged[len(others) :]),
-        multipliers={name: tuple(_multipliers(judge, fits, name, request)) for name in others},
-        hold_out=score_hold_outs(primary, held_out, judge),
-        left_out=judge.outliers,
-        lack_of_fit=judge.tau,
-        seed_noise=_seed_noise(judge),
-        p_shared_irreducible_loss=judge.p_one_e,
-        e_sweep=_sweep_e(judge, others, request.adjust),
-        warnings=(*short, *not_fitted, *collect_warnings(given, judge, primary, request.unit)),
-        judge=judge,
-    )
+        request, fits, {verdict.arm: verdict for verdict in judged[: len(others)]},
+        tuple(judged[len(others) :]),
+        {name: tuple(_multipliers(judge, fits, name, request)) for name in others},
+        score_hold_outs(primary, held_out, judge), judge.outliers, judge.tau, _seed_noise(judge),
+        judge.p_one_e, _sweep_e(judge, others, request.adjust),
+        (*short, *not_fitted, *collect_warnings(given, judge, primary, request.unit)), judge,
+    )  # fmt: skip
 
 
 def _laws(judge: TableJudge, request: AnalysisRequest) -> tuple[dict[str, ComputeFit], list[str]]:
@@ -339,12 +301,12 @@ def _multipliers(
 ) -> list[Multiplier]:
     """Measured multipliers, and those of the laws."""
     reference, arm = judge.ladders[request.reference], judge.ladders[name]
-    sigmas = tuple(
+    first, second = (
         np.sqrt([judge.run_variance(float(c), float(k)) for c, k in zip(one.flops, one.seeds, strict=True)])
         for one in (reference, arm)
     )
     found = interpolated_multipliers(
-        reference, arm, sigmas=(sigmas[0], sigmas[1]), confidence=request.confidence, seed=request.seed,
+        reference, arm, sigmas=(first, second), confidence=request.confidence, seed=request.seed,
         draws=request.draws, interpolate=request.interpolate,
     )  # fmt: skip
     budget = [request.budget] if request.budget is not None and request.extrapolate else []
@@ -374,21 +336,14 @@ def _sweep_e(judge: TableJudge, others: Sequence[str], adjust: bool) -> tuple[Sw
     """The first two answers at several values of E, each taken as known; arms share the level as ever."""
     if judge.own_e or judge.fit.e_at_bound.any() or not others or len(others) > 50:
         return ()
-    weights = judge.fit.weight[:, 0]
-    e = float(judge.fit.laws.e[0]) + sum(
-        w * float(model.steps(judge.fit.residual, model.pull)[1][0, 0])
-        for w, model in zip(weights, judge.fit.models, strict=True)
-    )
-    variance = sum(
-        w * float(model.scale[0] * model.spread[0, 0, 0])
-        for w, model in zip(weights, judge.fit.models, strict=True)
-    )
+    models = list(zip(judge.fit.weight[:, 0], judge.fit.models, strict=True))
+    steps = (w * float(one.steps(judge.fit.residual, one.pull)[1][0, 0]) for w, one in models)
+    e = float(judge.fit.laws.e[0]) + sum(steps)
+    variance = sum(w * float(one.scale[0] * one.spread[0, 0, 0]) for w, one in models)
     lowest = min(float(ladder.loss.min()) for ladder in judge.ladders.values())
     found: list[SweptE] = []
-    for step in (-2.0, -1.0, 0.0, 1.0, 2.0) if variance > 0 else ():
-        value = e + step * float(np.sqrt(variance))
-        if not 0 < value < lowest:
-            continue
+    values = [e + step * float(np.sqrt(variance)) for step in (-2.0, -1.0, 0.0, 1.0, 2.0) if variance > 0]
+    for value in (value for value in values if 0 < value < lowest):
         held = fit_ladders(judge.ladders, judge.settings, judge.rule, Prior(value), judge.unit)
         pairs = [(judge.settings.reference, name) for name in others if name in held.ladders]
         asked = [one for one in held.ask(pairs, adjust) if one.span is not None]
@@ -402,9 +357,8 @@ def choose_reference(ladders: dict[str, Ladder], reference: str | None) -> str:
     if reference is None and len(ladders) == 1:
         return next(iter(ladders))
     if reference is None:
-        raise UsageError(
-            f"name the arm to judge against with `reference`; the arms are {', '.join(ladders)}."
-        )
+        arms = ", ".join(ladders)
+        raise UsageError(f"name the arm to judge against with `reference`; the arms are {arms}.")
     return reference
 
 

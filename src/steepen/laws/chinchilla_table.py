@@ -99,18 +99,15 @@ class ChinchillaTableFit:
         if "" in self.arms:
             return self.first.to_dict() | warnings
         only = self.first.to_dict() if len(self.arms) == 1 else {"law": "chinchilla"}
+        better, growth = self.p_better, self.p_growth
         return {
-            **only,
-            **warnings,
-            "reference": self.reference,
+            **only, **warnings, "reference": self.reference,
             "arms": {name: arm.to_dict() for name, arm in self.arms.items()},
             "comparisons": {
-                name: {**asdict(one), "p_better_holm": better, "p_growth_holm": growth}
-                for (name, one), better, growth in zip(
-                    self.comparisons.items(), self.p_better.values(), self.p_growth.values(), strict=True
-                )
+                name: {**asdict(one), "p_better_holm": better[name], "p_growth_holm": growth[name]}
+                for name, one in self.comparisons.items()
             },
-        }
+        }  # fmt: skip
 
 
 def fit_chinchilla_table(
@@ -168,15 +165,13 @@ def fit_chinchilla_table(
     if not fits:
         raise UsageError("no arm has the runs that its law needs: " + "; ".join(warnings))
     comparisons: dict[str, LawComparison] = {}
-    if reference is not None:
-        for name, one in fits.items():
-            if name != reference:
-                try:
-                    comparisons[name] = compare_laws(fits[reference].runs, one.runs, budget)
-                except UsageError as error:
-                    warnings.append(f"arm '{name}' is not compared: {error}")
-        if rows.run is not None and len(set(rows.run.tolist())) < len(rows.run):
-            warnings.append("rows share training runs; comparisons treat them as independent")
+    for name in (name for name in fits if reference is not None and name != reference):
+        try:
+            comparisons[name] = compare_laws(fits[str(reference)].runs, fits[name].runs, budget)
+        except UsageError as error:
+            warnings.append(f"arm '{name}' is not compared: {error}")
+    if reference is not None and rows.run is not None and len(set(rows.run.tolist())) < len(rows.run):
+        warnings.append("rows share training runs; comparisons treat them as independent")
     return ChinchillaTableFit(fits, reference, comparisons, table.row_word, tuple(warnings))
 
 
@@ -210,26 +205,22 @@ class _Rows:
             size, passes = ModelSize.of(table.numbers("parameters")), np.ones(len(table))
         run = None if (shared := table.training_runs()) is None else np.array(shared)
         if run is None:
-            cells = zip(arm, size.stored.tolist(), passes.tolist(), d.tolist(), strict=True)
-            table.require_unique_rows(
-                list(cells), f"{' and '.join([*sizes, 'tokens'])}{' of an arm' * has_arms}"
-            )
+            cells = list(zip(arm, size.stored.tolist(), passes.tolist(), d.tolist(), strict=True))
+            what = f"{' and '.join([*sizes, 'tokens'])}{' of an arm' * has_arms}"
+            table.require_unique_rows(cells, what)
         has_flops = table.has("flops")
         flops = table.numbers("flops") if has_flops else 6 * size.effective(1.0)[0] * d
         return cls(np.array(table.lines), np.array(arm), size, d, y, flops, has_flops, run)
 
     def take(self, which: Mask) -> _Rows:
         """Some of the rows."""
-        return replace(
-            self, lines=self.lines[which], arm=self.arm[which], size=self.size.rows(which),
-            tokens=self.tokens[which], loss=self.loss[which], flops=self.flops[which],
-            run=None if self.run is None else self.run[which],
-        )  # fmt: skip
+        columns = {name: getattr(self, name)[which] for name in ("lines", "arm", "tokens", "loss", "flops")}
+        run = None if self.run is None else self.run[which]
+        return replace(self, size=self.size.rows(which), run=run, **columns)
 
     def names(self) -> list[tuple[Any, ...]]:
         """What identifies a run: arm, size, passes and tokens."""
-        size = self.size
-        parts = (self.arm, size.once, size.recurrent, size.log_passes, self.tokens)
+        parts = (self.arm, self.size.once, self.size.recurrent, self.size.log_passes, self.tokens)
         return list(zip(*(part.tolist() for part in parts), strict=True))
 
 
@@ -239,8 +230,9 @@ def _hold_out(
     """Rows to hold out, and further rows to score from other tables."""
     held, further = np.zeros(len(rows.loss), bool), list[_Rows]()
     hold_outs = parse_hold_outs(hold_out, arms, table)
-    for other in (one for one in hold_outs if one.table is not None):
-        assert other.table is not None
+    for other in hold_outs:
+        if other.table is None:
+            continue
         read = _Rows.read(other.table, looped, with_arms=list(arms) != [""])
         if unknown := sorted(set(read.arm.tolist()) - set(arms)):
             raise UsageError(f"hold-out {other.text}: arm '{unknown[0]}' is held out but not fitted.")

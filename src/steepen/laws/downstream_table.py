@@ -77,13 +77,9 @@ class _Rows:
     run: NDArray[np.intp]  # number of each row's training run
 
     def keep(self, mask: Mask) -> _Rows:
-        def part(values: Array | None) -> Array | None:
-            return None if values is None else values[mask]
-
+        flops, loss = (None if values is None else values[mask] for values in (self.flops, self.loss))
         arm = [name for name, kept in zip(self.arm, mask, strict=True) if kept]
-        return _Rows(
-            arm, part(self.flops), part(self.loss), self.accuracy[mask], self.is_error, self.run[mask]
-        )
+        return _Rows(arm, flops, loss, self.accuracy[mask], self.is_error, self.run[mask])
 
 
 def resample_residuals(
@@ -123,10 +119,8 @@ def forecast_table(
     def forecasts(fit: _Fit, at: Sequence[tuple[str, float, float | None]]) -> tuple[TaskForecast, ...]:
         found: list[TaskForecast] = []
         for arm, where, observed in at:
-            values = fit.draw(arm, where, rng)
-            low, high = np.quantile(values, [tail, 1 - tail])
-            value = fit.predict(arm, where)
-            found.append(TaskForecast(arm, where, value, (float(low), float(high)), observed))
+            low, high = np.quantile(fit.draw(arm, where, rng), [tail, 1 - tail]).tolist()
+            found.append(TaskForecast(arm, where, fit.predict(arm, where), (low, high), observed))
         return tuple(found)
 
     checked: tuple[TaskForecast, ...] = ()
@@ -206,9 +200,9 @@ class _Fit:
             for arm in dict.fromkeys(rows.arm):
                 own = names == arm
                 if own.sum() < MIN_RUNS:
+                    what = f"arm {arm!r}" if arm else "the table"
                     raise UsageError(
-                        f"{f'arm {arm!r}' if arm else 'the table'} has {own.sum()} runs to fit; its law needs"
-                        f" at least {MIN_RUNS}."
+                        f"{what} has {own.sum()} runs to fit; its law needs at least {MIN_RUNS}."
                     )
                 x, y = rows.flops[own], target[own]
                 self.laws[arm] = fit_irreducible_losses(x, y[None], self.c0, "mse")[0]
@@ -243,12 +237,9 @@ class _Fit:
 
     def draw(self, arm: str, at: float, rng: np.random.Generator) -> Array:
         """Accuracies of a further run: refitted laws and links, and the scatter of the last step."""
-        if not self.laws:
-            values = np.full(DRAWS, at)
-        else:
-            values = self._law(self.law_draws[arm].T, at)
-            # The run's own deviation from its law carries over to the second step.
-            values = values + rng.choice(self.law_residuals[arm], DRAWS)
+        values = np.full(DRAWS, at)
+        if self.laws:  # the run's own deviation from its law carries over to the second step
+            values = self._law(self.law_draws[arm].T, at) + rng.choice(self.law_residuals[arm], DRAWS)
         if self.chain == "direct":
             return 1 - values
         found = accuracy_at(self.chain, self.link_draws, values[:, None])[:, 0]

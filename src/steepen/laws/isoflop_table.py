@@ -33,9 +33,7 @@ class OptimumForecast:
 
     def to_dict(self) -> dict[str, Any]:
         """Nested dicts and numbers, for JSON; `observed` only where there is one."""
-        return {
-            name: value for name, value in asdict(self).items() if name != "observed" or value is not None
-        }
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,14 +85,13 @@ class IsoflopTableFit:
         only = next(iter(arms.values())) if len(arms) == 1 else {"law": "isoflop"}
         found = {**only, "x": self.x_name, **({"arms": arms} if self.has_arms else {})}
         if self.reference is not None:
+            better, growth = self.p_better, self.p_growth
             compared = {
                 name: {
-                    **asdict(one),
-                    "p_better_holm": self.p_better.get(name),
-                    "p_growth_holm": self.p_growth.get(name),
+                    **asdict(one), "p_better_holm": better.get(name), "p_growth_holm": growth.get(name)
                 }
                 for name, one in self.comparisons.items()
-            }
+            }  # fmt: skip
             found |= {"reference": self.reference, "comparisons": compared}
         return found | {"warnings": [*only.get("warnings", []), *self.warnings]}
 
@@ -116,10 +113,8 @@ def fit_isoflop_table(
     Where rows share training (`run`, `trunk`), the intervals of parabolas are from a bootstrap over runs.
     """
     if loss not in ("mse", "log-mse"):
-        raise UsageError(
-            f"loss is {loss!r}; an iso-compute parabola is least squares: choose mse (of the loss) or"
-            " log-mse."
-        )
+        least_squares = "an iso-compute parabola is least squares: choose mse (of the loss) or log-mse"
+        raise UsageError(f"loss is {loss!r}; {least_squares}.")
     require_one_of("vertex", vertex, ("quadratic", "akima"))
     table, x_name = _with_x(table)
     table.require([*(["arm"] if reference else []), "budget", "x", "loss"])
@@ -139,15 +134,11 @@ def fit_isoflop_table(
     runs = None if (shared := table.training_runs()) is None else np.array(shared)
 
     def fit(rows: Mask) -> IsoflopFit:
+        part = c[rows], x[rows], y[rows]
+        how: dict[str, Any] = {"log_loss": loss == "log-mse", "nearest": nearest, "confidence": confidence}
         if runs is not None and vertex == "quadratic" and len(np.unique(runs[rows])) < int(rows.sum()):
-            return fit_isoflop_runs(
-                c[rows], x[rows], y[rows], cast(list[str], runs[rows].tolist()),
-                log_loss=loss == "log-mse", nearest=nearest, confidence=confidence,
-            )  # fmt: skip
-        return fit_isoflop(
-            c[rows], x[rows], y[rows],
-            log_loss=loss == "log-mse", method=vertex, nearest=nearest, confidence=confidence,
-        )  # fmt: skip
+            return fit_isoflop_runs(*part, cast(list[str], runs[rows].tolist()), **how)
+        return fit_isoflop(*part, method=vertex, **how)
 
     found: dict[str, ArmSweeps] = {}
     warnings: list[str] = []

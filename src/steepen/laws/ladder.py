@@ -105,11 +105,9 @@ def group_rungs(flops: Array) -> list[Rows]:
     """Rows of each rung, lowest first; rows within 1% of a rung's lowest compute belong to it."""
     order = np.argsort(flops, kind="stable")
     groups: list[list[int]] = []
-    lowest = 0.0
     for row in order.tolist():
-        if not groups or flops[row] > lowest * (1 + MERGE_TOLERANCE):
+        if not groups or flops[row] > float(flops[groups[-1][0]]) * (1 + MERGE_TOLERANCE):
             groups.append([])
-            lowest = float(flops[row])
         groups[-1].append(row)
     return [np.array(rows) for rows in groups]
 
@@ -157,18 +155,14 @@ def read_ladders(table: Table, typical: Table | None = None) -> dict[str, Ladder
         own = np.array(listed)
         groups = [own[rows] for rows in group_rungs(flops[own])]
         ladders[arm] = Ladder(
-            arm,
-            np.array([_mean_compute(flops[rows]) for rows in groups]),
+            arm, np.array([_mean_compute(flops[rows]) for rows in groups]),
             np.array([float(np.average(loss[rows], weights=precision[rows])) for rows in groups]),
-            tuple(loss[rows] for rows in groups),
-            tuple(table.place(int(rows[0])) for rows in groups),
+            tuple(loss[rows] for rows in groups), tuple(table.place(int(rows[0])) for rows in groups),
             np.array([float(precision[rows].sum()) for rows in groups]),
             _link_rungs([[shared[int(row)] for row in rows] for rows in groups]) if shared else (),
             tuple(tuple(seeds[int(row)] for row in rows) for rows in groups),
-            np.zeros(len(groups))
-            if stated is None
-            else np.array([1 / float((stated[rows] ** -2).sum()) for rows in groups]),
-        )
+            np.array([0.0 if stated is None else 1 / float((stated[rows] ** -2).sum()) for rows in groups]),
+        )  # fmt: skip
     return ladders
 
 
@@ -217,17 +211,16 @@ def check_ladders(ladders: dict[str, Ladder], reference: str) -> tuple[dict[str,
             kept[arm] = ladder
             continue
         what = "rung" if count == 1 else "rungs"
-        same = [other for other in ladders if other != arm and _plain(other) == _plain(arm)]
+        same = [other for other in ladders if other != arm and plain_name(other) == plain_name(arm)]
         meant = f" (did you mean '{same[0]}'?)" if same else ""
         found = f"{ladder.row_labels[-1]}: arm '{arm}' has only {count} {what}{meant}"
         if arm == reference:
             raise UsageError(f"{found}; the reference needs at least {minimum} rungs of different compute.")
-        warnings.append(
-            f"{found} and is left out: an arm needs at least {minimum} rungs of different compute"
-        )
+        needed = f"an arm needs at least {minimum} rungs of different compute"
+        warnings.append(f"{found} and is left out: {needed}")
     return kept, tuple(warnings)
 
 
-def _plain(name: str) -> str:
-    """A name without spaces and capitals, which are easily mistyped."""
+def plain_name(name: str) -> str:
+    """The name without spaces and capitals, which are easily mistyped."""
     return "".join(name.split()).casefold()

@@ -59,9 +59,7 @@ def choose(losses: Mapping[tuple[Option, Block], float], resolution: float) -> C
     residual = y - design @ effect
     best = min(options, key=lambda option: float(effect[options.index(option)]))
     place = options.index(best)
-    behind: dict[Option, float] = {}
-    errors: dict[Option, float] = {}
-    p_values: dict[Option, float] = {}
+    behind, errors, p_values = dict[Option, float](), dict[Option, float](), dict[Option, float]()
     variance = max(float(residual @ residual) / max(free, 1), (ROUNDING_ERROR * float(y.mean())) ** 2)
     for i, option in enumerate(options):
         if option == best:

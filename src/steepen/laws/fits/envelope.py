@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import optimize
 
 from steepen.errors import UsageError
@@ -62,7 +61,8 @@ def fit_envelope(size: Array, flops: Array, share: Array, loss: Array) -> Envelo
     high = np.array([f[group == i].max() for i in range(len(sizes))])
 
     def residual(theta: Array) -> Array:
-        return _predict(theta, x, f, group, len(sizes)) - y
+        where, bend = theta[3 : 3 + len(sizes)][group], theta[3 + len(sizes) :][group]
+        return theta[0] + np.exp(theta[1] - theta[2] * x) + bend * (f - where) ** 2 - y
 
     best = None
     smallest = float(y.min())
@@ -89,22 +89,11 @@ def fit_envelope(size: Array, flops: Array, share: Array, loss: Array) -> Envelo
     inside = (low < locations) & (locations < high) & (theta[3 + len(sizes) :] > 0)
     block = covariance[first : first + len(sizes), first : first + len(sizes)]
     drift, error, p = _drift(sizes[inside], locations[inside], block[np.ix_(inside, inside)], free)
+    shares = dict(zip(sizes[inside].tolist(), locations[inside].tolist(), strict=True))
+    floor = float(theta[0]) if with_floor else 0.0
     return Envelope(
-        irreducible_loss=float(theta[0]) if with_floor else 0.0,
-        coefficient=math.exp(float(theta[1])),
-        exponent=float(theta[2]),
-        c0=c0,
-        shares={float(s): float(v) for s, v in zip(sizes[inside], locations[inside], strict=True)},
-        drift=drift,
-        drift_error=error,
-        p_drift=p,
-        residual_sd=math.sqrt(variance),
+        floor, math.exp(float(theta[1])), float(theta[2]), c0, shares, drift, error, p, math.sqrt(variance)
     )
-
-
-def _predict(theta: Array, x: Array, f: Array, group: NDArray[np.intp], count: int) -> Array:
-    where, bend = theta[3 : 3 + count][group], theta[3 + count :][group]
-    return theta[0] + np.exp(theta[1] - theta[2] * x) + bend * (f - where) ** 2
 
 
 def _drift(

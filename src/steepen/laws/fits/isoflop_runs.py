@@ -103,12 +103,7 @@ def _resampled_law(
     if law.degrees_of_freedom > 0 and law.standard_error > error:
         error, (low, high), freedom = law.standard_error, law.interval, law.degrees_of_freedom
     return replace(
-        law,
-        standard_error=error,
-        level_error=max(level_error, law.level_error),
-        interval=(low, high),
-        degrees_of_freedom=freedom,
-        p_value=t_p_value(law.exponent, error, spare),
-        detectable=error * math.sqrt(required_noncentrality(spare, 0.05, 0.80)),
-        runs=runs,
-    )
+        law, standard_error=error, level_error=max(level_error, law.level_error), interval=(low, high),
+        degrees_of_freedom=freedom, p_value=t_p_value(law.exponent, error, spare),
+        detectable=error * math.sqrt(required_noncentrality(spare, 0.05, 0.80)), runs=runs,
+    )  # fmt: skip

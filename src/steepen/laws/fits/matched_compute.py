@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from steepen.errors import UsageError
+from steepen.errors import UsageError, require_one_of
 from steepen.laws.fits.vertex import Vertex, find_vertex
 from steepen.laws.ladder import Ladder
 from steepen.utils.arrays import Array
@@ -38,9 +38,7 @@ def loss_at(ladder: Ladder, budget: float, interpolation: RungInterpolation = "l
 
     `linear` interpolates the loss in compute, `log-log` its logarithm in log compute.
     """
-    if interpolation not in RUNG_INTERPOLATIONS:
-        known = ", ".join(RUNG_INTERPOLATIONS)
-        raise UsageError(f"interpolation is {interpolation!r}; choose one of {known}.")
+    require_one_of("interpolation", interpolation, RUNG_INTERPOLATIONS)
     if not ladder.flops[0] <= budget <= ladder.flops[-1]:
         return None
     if interpolation == "linear":
@@ -90,13 +88,10 @@ def slice_families(
                 f"a family is keyed {key}; keys must be positive numbers such as the number of passes."
             )
     found: list[ComputeSlice] = []
-    for budget in np.asarray(budgets, float):
-        losses = {
-            key: value
-            for key, ladder in sorted(families.items())
-            if (value := loss_at(ladder, budget, interpolation)) is not None
-        }
-        found.append(ComputeSlice(float(budget), losses, _best(losses, float(budget), confidence)))
+    for budget in np.asarray(budgets, float).tolist():
+        every = {key: loss_at(ladder, budget, interpolation) for key, ladder in sorted(families.items())}
+        losses = {key: value for key, value in every.items() if value is not None}
+        found.append(ComputeSlice(budget, losses, _best(losses, budget, confidence)))
     return found
 
 

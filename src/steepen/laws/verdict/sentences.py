@@ -74,9 +74,8 @@ def _better(v: Verdict) -> str:
             f" ({confidence} {gain.interval[0]:.3f} to {gain.interval[1]:.3f}; {p_text(v.p_equivalent)})."
         )
     return (
-        f"not resolved. The multiplier is {gain.value:.3f} on average {span} {interval}; neither a"
-        " difference nor"
-        f" its absence within {margin} is shown."
+        f"not resolved. The multiplier is {gain.value:.3f} on average {span} {interval}; neither a difference"
+        f" nor its absence within {margin} is shown."
     )
 
 
@@ -138,9 +137,8 @@ def what_would_change(v: Verdict) -> list[str]:
         one = min(smooth, key=lambda one: one.penalty_changing_answer or math.inf)
         lines.append(
             f"a recipe of {one.ladder} that gets worse with {_cost(v)}, {DRIFT_WORDS[one.shape]} in its"
-            " logarithm"
-            f" to a loss {one.penalty_changing_answer:.4f} too high at its top rung{_lr(one)}, would make it"
-            f" '{_changed(v, one)}'"
+            f" logarithm to a loss {one.penalty_changing_answer:.4f} too high at its top rung{_lr(one)},"
+            f" would make it '{_changed(v, one)}'"
         )
     drifting = v.drifting
     if drifting and (words := _words(v, drifting.better, drifting.growth)):
