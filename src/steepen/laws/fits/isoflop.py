@@ -152,19 +152,17 @@ def fit_isoflop(
             f"{len(wide)} of {len(vertices)} sweeps are not parabolas (budget {which}; p < 0.01 for a cubic"
             " term); fit fewer points around the minimum, or use the Akima minimum"
         )
-    law = None
-    if len(interior) >= 2 and all(v.x > 0 for v in interior):
-        law = fit_power_law(
-            np.array([v.budget for v in interior]), np.array([v.x for v in interior]), confidence
-        )
+    law, optima = None, [v.x for v in interior]
+    if len(interior) >= 2 and min(optima) > 0:
+        law = fit_power_law(np.array([v.budget for v in interior]), np.array(optima), confidence)
     elif needs_law:
         warnings.append(f"{len(interior)} interior optima are too few for a law")
-    mean = float(np.mean([v.x for v in interior])) if interior else math.nan
+    mean = float(np.mean(optima)) if interior else math.nan
     settings = {
         "method": method, "log_x": log_x, "log_loss": log_loss, "confidence": confidence,
         "tolerance": tolerance, "decimals": decimals, "nearest": nearest,
     }  # fmt: skip
-    rounded = rounded_mean([v.x for v in interior], decimals) if interior else math.nan
+    rounded = rounded_mean(optima, decimals) if interior else math.nan
     return IsoflopFit(tuple(vertices), law, mean, rounded, settings, tuple(warnings))
 
 
@@ -189,8 +187,5 @@ def _ols(u: Array, v: Array) -> tuple[Array, float, float]:
     residual = v - v.mean() - slope * centred
     nu = len(u) - 2
     variance = float(residual @ residual) / nu if nu > 0 else 0.0
-    return (
-        np.array([v.mean() - slope * u.mean(), slope]),
-        math.sqrt(variance / max(spread, 1e-300)),
-        math.sqrt(variance),
-    )
+    value = np.array([v.mean() - slope * u.mean(), slope])
+    return value, math.sqrt(variance / max(spread, 1e-300)), math.sqrt(variance)

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from steepen.errors import UsageError, require_one_of
+from steepen.errors import require_one_of
 from steepen.laws.fits.compute_law import ComputeFit
 from steepen.laws.ladder import Ladder
 from steepen.utils.arrays import Array
@@ -101,8 +101,6 @@ def fitted_multipliers(
     fit: ComputeFit, arm: str, flops: Array, *, extrapolate: bool = False, leads: bool = False
 ) -> list[Multiplier]:
     """Multipliers from the fitted laws at the reference's compute; beyond the ladders with `extrapolate`."""
-    if arm not in fit.arms:
-        raise UsageError(f"'{arm}' is not among the fitted arms: {', '.join(fit.arms)}.")
     names = list(fit.arms)
     base, other = fit.arms[fit.settings.reference], fit.arms[arm]
     a_r, a_a = 1 + names.index(base.arm), 1 + names.index(arm)
@@ -111,15 +109,13 @@ def fitted_multipliers(
     multipliers: list[Multiplier] = []
     if min(theta[g_a], theta[g_r]) < 1e-9:
         return multipliers  # a flat curve reaches no lower loss
-    for value in np.atleast_1d(np.asarray(flops, float)):
+    for value in flops.tolist():
         x = math.log(value / fit.c0)
         needed = (theta[a_a] - theta[a_r] + theta[g_r] * x) / theta[g_a]
         # The shared E cancels, so only log A and γ contribute to the error.
         slope = np.zeros(len(theta))
         slope[a_a], slope[a_r] = -1 / theta[g_a], 1 / theta[g_a]
         slope[g_r], slope[g_a] = -x / theta[g_a], needed / theta[g_a]
-        if arm == base.arm:
-            slope[:] = 0.0
         half_width = fit.quantile * math.sqrt(max(float(slope @ fit.covariance @ slope), 0.0))
         log_m = x - needed
         arm_flops = fit.c0 * _exp(needed)
@@ -131,7 +127,7 @@ def fitted_multipliers(
         if inside or extrapolate:
             low, high = _exp(log_m - half_width), _exp(log_m + half_width)
             method = f"fitted ({fit.settings.method})"
-            multipliers.append(Multiplier(method, float(value), _exp(log_m), low, high, not inside, leads))
+            multipliers.append(Multiplier(method, value, _exp(log_m), low, high, not inside, leads))
     return multipliers
 
 

@@ -49,16 +49,6 @@ def drift_profile(x: Array, shape: DriftShape) -> Array:
     return place if shape == "linear" else place**2
 
 
-def lr_factor(penalty: float | None, lr_regret: float | None) -> float | None:
-    """The factor by which a learning rate is off if it costs `penalty`: the loss is a parabola in log rate.
-
-    `lr_regret` is the penalty of a factor of 2.
-    """
-    if penalty is None or lr_regret is None:
-        return None
-    return 2 ** math.sqrt(penalty / lr_regret)
-
-
 def mistuning_tolerance(
     fit: TableFit,
     found: Contrasts,
@@ -90,12 +80,14 @@ def mistuning_tolerance(
             crossed = slope.mean * slope.mean[0] <= 0
             explains = growth[0] in ("grows", "shrinks") and bool(crossed.any())
             penalty = None if first is None else float(sizes[first])
+            factor = None
+            if penalty is not None and lr_regret is not None:  # the loss is a parabola in the log rate
+                factor = 2 ** math.sqrt(penalty / lr_regret)
             tolerances.append(
                 MistuningTolerance(
                     name, c0 * math.exp(float(x.max())), shape, penalty,
                     str(better[first or 0]), str(growth[first or 0]),
-                    float(sizes[int(np.argmax(crossed))]) if explains else None,
-                    lr_factor(penalty, lr_regret),
+                    float(sizes[int(np.argmax(crossed))]) if explains else None, factor,
                 )
             )  # fmt: skip
     return tuple(tolerances)

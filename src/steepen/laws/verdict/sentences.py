@@ -138,7 +138,7 @@ def what_would_change(v: Verdict) -> list[str]:
         lines.append(
             f"a recipe of {one.ladder} that gets worse with {_cost(v)}, {DRIFT_WORDS[one.shape]} in its"
             f" logarithm to a loss {one.penalty_changing_answer:.4f} too high at its top rung{_lr(one)},"
-            f" would make it '{_changed(v, one)}'"
+            f" would make it '{_words(v, one.changed_better, one.changed_growth)}'"
         )
     drifting = v.drifting
     if drifting and (words := _words(v, drifting.better, drifting.growth)):
@@ -165,7 +165,7 @@ def _top_rung(v: Verdict, one: MistuningTolerance) -> list[str]:
     if one.penalty_changing_answer is not None:
         lines.append(
             f"re-sweep the learning rate at {rung}: a loss {one.penalty_changing_answer:.4f} too high"
-            f" there{_lr(one)} would make it '{_changed(v, one)}'"
+            f" there{_lr(one)} would make it '{_words(v, one.changed_better, one.changed_growth)}'"
         )
     else:
         lines.append(f"no loss up to {MAX_LOSS_PENALTY:.0%} too high at {rung} would change an answer")
@@ -175,10 +175,6 @@ def _top_rung(v: Verdict, one: MistuningTolerance) -> list[str]:
             f"a loss {one.penalty_explaining_growth:.4f} too high at {rung} would by itself explain {what}"
         )
     return lines
-
-
-def _changed(v: Verdict, one: MistuningTolerance) -> str:
-    return _words(v, one.changed_better, one.changed_growth)
 
 
 def _words(v: Verdict, better: str, growth: str) -> str:
