@@ -18,7 +18,6 @@ from steepen.errors import UsageError
 from steepen.laws.analysis import fit_compute
 from steepen.laws.fits.compute_law import FitSettings
 from steepen.laws.fits.downstream import fit_downstream
-from steepen.laws.fits.matched_compute import slice_families
 from steepen.laws.ladder import make_ladder
 from steepen.laws.verdict.multipliers import interpolated_multipliers
 from steepen.reproduction import claims as claims_module
@@ -28,6 +27,7 @@ from steepen.reproduction.paper_studies import DECAY, PaperStudies
 from steepen.reproduction.tables import ARCHIVE, table
 from steepen.requests.app import main
 from steepen.studies.answer import Panel, Table
+from steepen.studies.design.matched_compute import slice_families
 from steepen.studies.driver.journal import Journal
 from steepen.tables.paper_ladders import ASSETS
 

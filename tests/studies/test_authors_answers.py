@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steepen.laws.fits.choice import choose
-from steepen.laws.fits.envelope import fit_envelope
 from steepen.studies.cells import Row
 from steepen.studies.data_constrained import frontier_gap
+from steepen.studies.design.choice import choose
+from steepen.studies.design.envelope import fit_envelope
 from steepen.utils.rows import Rows
 
 Find = Callable[[str], Path]

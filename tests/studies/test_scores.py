@@ -13,12 +13,12 @@ import pytest
 from steepen.errors import UsageError
 from steepen.evaluation.core.suite import CATEGORIES, CORE17
 from steepen.evaluation.scored_runs import PassesAtTestTime, ScoredRun, group_series, read_scored_runs
-from steepen.laws.fits.matched_metric import fit_loss_line, matched_metric, task_residuals
 from steepen.requests.app import main
 from steepen.studies.answer import Answer
 from steepen.studies.context import StudyContext
 from steepen.studies.ladders.ladder import ladder
 from steepen.studies.scores.downstream import analyse_downstream
+from steepen.studies.scores.matched_metric import fit_loss_line, matched_metric, task_residuals
 from steepen.studies.synthetic import Formula
 
 Find = Callable[[str], Path]

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from steepen.laws.fits.matched_compute import ComputeSlice, convex_envelope, envelope_compute, slice_families
 from steepen.laws.verdict.multipliers import interpolate_compute
 from steepen.model.arm import Arm
 from steepen.model.arms import family_arm, find_arm
@@ -25,6 +24,12 @@ from steepen.studies.answer import Axis, Draft, Panel, Series, Study
 from steepen.studies.cells import Cell, Cells, Plan, measure, table
 from steepen.studies.context import StudyContext
 from steepen.studies.design import pass_families as families
+from steepen.studies.design.matched_compute import (
+    ComputeSlice,
+    convex_envelope,
+    envelope_compute,
+    slice_families,
+)
 from steepen.studies.registry import choose_parts
 from steepen.studies.sweeps import Optima, find_optima
 from steepen.utils.arrays import Array

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from steepen.laws.fits.envelope import Envelope, fit_envelope
 from steepen.model.arm import AllocationRule, Arm
 from steepen.studies.answer import Axis, Draft, Panel, Study
 from steepen.studies.cells import Cells, Plan, measure, table
 from steepen.studies.context import Arms, StudyContext, find_one_arm
+from steepen.studies.design.envelope import Envelope, fit_envelope
 from steepen.studies.plotting import CURVE_POINTS, family, line, measured_curves, sweep_curves
 from steepen.studies.sweeps import Optima, find_optima, vertices_by
 

@@ -6,13 +6,13 @@ import math
 from dataclasses import replace
 
 from steepen.errors import UsageError
-from steepen.laws.fits.choice import Choice, choose
 from steepen.model.arm import Arm
 from steepen.model.stages import PassSchedule, Stage
 from steepen.recipe.flops import flops_per_token
 from steepen.studies.answer import Axis, Draft, Panel, Study
 from steepen.studies.cells import Cells, Plan, measure, table
 from steepen.studies.context import Arms, StudyContext, find_growing_arms, find_one_arm, starting_arm
+from steepen.studies.design.choice import Choice, choose
 from steepen.studies.plotting import joined_curves, points
 from steepen.utils.formatting import format_flops
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from steepen.laws.fits.matched_compute import ComputeSlice, RungInterpolation, slice_families
 from steepen.laws.fits.vertex import Vertex
 from steepen.laws.ladder import Ladder, make_ladder
 from steepen.model.arm import Arm
 from steepen.model.arms import family_arm, find_arm
 from steepen.studies.answer import Axis, Panel, Series, Table
 from steepen.studies.cells import Cells, table
+from steepen.studies.design.matched_compute import ComputeSlice, RungInterpolation, slice_families
 from steepen.studies.plotting import family_curve, joined_curves, optimum_curve, points
 from steepen.utils.formatting import format_flops
 

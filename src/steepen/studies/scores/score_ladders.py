@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from steepen.evaluation.scored_runs import PassesAtTestTime, ScoreSeries
-from steepen.laws.fits.matched_metric import MetricMultiplier, matched_metric
 from steepen.results.panel import Lines
 from steepen.results.table import Column, columns_of, table_of
 from steepen.studies.answer import Axis, Panel, Series, Table
 from steepen.studies.plotting import family_curve, line, measured_curve, measured_curves, points
+from steepen.studies.scores.matched_metric import MetricMultiplier, matched_metric
 
 COMPUTE = Axis("training compute (FLOPs)", "log")
 LADDERS, MULTIPLIERS = "Scores along the ladders", "Compute multipliers at equal scores"

@@ -10,11 +10,11 @@ import numpy as np
 
 from steepen.evaluation.core.suite import CATEGORIES, CORE17
 from steepen.evaluation.scored_runs import ScoreSeries
-from steepen.laws.fits.matched_metric import LossLine, TaskResidual, fit_loss_line, task_residuals
 from steepen.results.panel import Lines
 from steepen.studies.answer import Axis, Panel, Series, Table
 from steepen.studies.cells import table
 from steepen.studies.plotting import line
+from steepen.studies.scores.matched_metric import LossLine, TaskResidual, fit_loss_line, task_residuals
 from steepen.studies.scores.score_ladders import score_curves
 from steepen.utils.rows import Rows
 
