@@ -192,6 +192,8 @@ class _Fitter:
         """Pad what is shared to the same size in every model."""
         assert self.partners is not None
         more, none = (0, 1 + len(self.partners) - model.spread.shape[1]), (0, 0)
+        if not more[1]:
+            return model
         return replace(
             model, shared=np.pad(model.shared, (none, none, none, more)),
             lean=np.pad(model.lean, (none, none, none, more)),
