@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from steepen.errors import UsageError
-from steepen.laws.fits.drift import HyperparameterSweep, fit_affine, fit_drift, fit_growth_fraction
 from steepen.laws.fits.isoflop import fit_isoflop, fit_power_law, group_budgets, rounded_mean
 from steepen.laws.fits.isoflop_runs import fit_isoflop_runs
 from steepen.laws.fits.vertex import find_vertex
 from steepen.laws.isoflop_table import fit_isoflop_table
 from steepen.laws.ladder import make_ladder
 from steepen.studies.design.matched_compute import convex_envelope, envelope_compute, loss_at, slice_families
+from steepen.studies.drift import HyperparameterSweep, fit_affine, fit_drift, fit_growth_fraction
 from steepen.tables.table import table_from
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from steepen.errors import SteepenError, UsageError
-from steepen.laws.fits.drift import fit_growth_fraction
 from steepen.model.arms import find_arm
 from steepen.recipe.flops import FlopCount
 from steepen.recipe.paper_tables import BASE, INITIAL
@@ -23,6 +22,7 @@ from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.context import StudyContext, starting_arm
 from steepen.studies.design.growth_target import growth_target
 from steepen.studies.design.growth_timing import growth_timing
+from steepen.studies.drift import fit_growth_fraction
 from steepen.studies.preset import PRESETS_DIRECTORY, load_preset
 from steepen.studies.stages.chain_tuning import candidates, chain_tuning, replay_chain
 from steepen.studies.stages.fit_recipe import fit_recipe

@@ -16,6 +16,7 @@ from steepen.laws.ladder import Ladder
 from steepen.laws.registered_forecasts import nearest_rung
 from steepen.laws.verdict.evidence import Verdict
 from steepen.tables.table import MIN_ARM_RUNGS, MIN_REFERENCE_RUNGS
+from steepen.utils.arrays import Array
 from steepen.utils.formatting import format_flops
 
 Answer = Literal["yes", "no", "undecided"]
@@ -132,11 +133,9 @@ def _by_scales(scales: Sequence[ScaleGain], level: float, unit: str) -> tuple[An
     )
     at_top = f"{format_flops(top.flops)} {unit}"
     if math.isinf(top.noise_floor):
-        return (
-            "undecided",
-            f"The gain is {top.gain:+.4f} at {at_top}, and nothing was repeated: the noise is unknown.",
-            f"Repeat both at {at_top} with two more seeds, or give the SD of a seed with `noise`.",
-        )
+        reason = f"The gain is {top.gain:+.4f} at {at_top}, and nothing was repeated: the noise is unknown."
+        repeat = f"Repeat both at {at_top} with two more seeds, or give the SD of a seed with `noise`."
+        return "undecided", reason, repeat
     if top.answer == "worse":
         return "no", f"It is worse at the largest scale. Gains: {listed}.", ""
     if top.answer == "not resolved":
@@ -146,12 +145,9 @@ def _by_scales(scales: Sequence[ScaleGain], level: float, unit: str) -> tuple[An
     if confirmed:
         return "yes", f"It is better at {len(confirmed) + 1} scales. Gains: {listed}.", ""
     seeds = max(2, min(top.seeds, top.reference_seeds))
-    return (
-        "undecided",
-        f"It is better at one scale; gains at one scale often vanish at another. Gains: {listed}.",
-        f"Confirm at another scale: run both at {format_flops(top.flops * CONFIRM_AT)} {unit} with {seeds} "
-        "seeds each.",
-    )
+    reason = f"It is better at one scale; gains at one scale often vanish at another. Gains: {listed}."
+    where = f"{format_flops(top.flops * CONFIRM_AT)} {unit}"
+    return "undecided", reason, f"Confirm at another scale: run both at {where} with {seeds} seeds each."
 
 
 def _more_seeds(scale: ScaleGain, level: float, where: str) -> str:
@@ -191,14 +187,13 @@ def _scale_gains(
 
 def _seed_variance(ladders: Mapping[str, Ladder], flops: float) -> tuple[float, float]:
     """The variance of a seed at a compute, and its degrees of freedom (0: nothing repeated)."""
-    smaller: list[tuple[float, float]] = []  # sum of squares and degrees of freedom of other scales
-    here: list[tuple[float, float]] = []
+    smaller, here = list[Array](), list[Array]()  # losses of the seeds of rungs
     for ladder in ladders.values():
         same = nearest_rung(ladder, flops)
         for rung, runs in enumerate(ladder.runs):
             if len(runs) > 1 and (rung == same or ladder.flops[rung] < flops):
-                squares = float(((runs - runs.mean()) ** 2).sum())
-                (here if rung == same else smaller).append((squares, len(runs) - 1.0))
+                (here if rung == same else smaller).append(runs)
     parts = here or smaller
-    df = sum(one for _, one in parts)
-    return (sum(one for one, _ in parts) / df if df else 1.0), df
+    df = sum(len(runs) - 1.0 for runs in parts)
+    squares = sum(float(((runs - runs.mean()) ** 2).sum()) for runs in parts)
+    return (squares / df if df else 1.0), df

@@ -62,7 +62,7 @@ class RegisteredForecast:
     method: str
     reference: str
     runs: int
-    data_sha256: str
+    data_sha256: str  # of every arm, compute and loss, in order of arm and compute
     registered: str  # date and time in UTC
     fitted: tuple[Interval, ...] = ()  # compute and loss of the arm's rungs, which tell whose it is
 
@@ -167,16 +167,6 @@ class ScoredForecast:
         )
 
 
-def data_hash(ladders: dict[str, Ladder]) -> str:
-    """SHA-256 of every arm, compute and loss, in order of arm and compute."""
-    rows = [
-        [name, float(flops), sorted(float(loss) for loss in runs)]
-        for name, ladder in sorted(ladders.items())
-        for flops, runs in zip(ladder.flops, ladder.runs, strict=True)
-    ]
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
-
-
 def register_forecasts(
     file: Path,
     analysis: LadderAnalysis,
@@ -193,7 +183,13 @@ def register_forecasts(
     read_registered(file)  # rejects to add to something else
     fit = analysis.primary_fit
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    digest, count = data_hash(ladders), sum(len(runs) for one in ladders.values() for runs in one.runs)
+    rows = [
+        [name, float(rung), sorted(float(loss) for loss in runs)]
+        for name, ladder in sorted(ladders.items())
+        for rung, runs in zip(ladder.flops, ladder.runs, strict=True)
+    ]
+    digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+    count = sum(len(runs) for ladder in ladders.values() for runs in ladder.runs)
     found: list[RegisteredForecast] = []
     for arm in fit.arms:
         if nearest_rung(measured[arm], flops) is not None:

@@ -13,7 +13,6 @@ import numpy as np
 from steepen.laws.analysis import fit_compute
 from steepen.laws.fits.compute_law import ComputeFit, FitSettings, ReferenceLaw
 from steepen.laws.fits.downstream import Checkpoints, DownstreamFit, filter_tasks, fit_downstream, score_ratio
-from steepen.laws.fits.drift import AffineLaw, fit_affine, fit_growth_fraction
 from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit, fit_isoflop, fit_power_law
 from steepen.laws.fits.vertex import Vertex, find_vertex
 from steepen.laws.ladder import Ladder, make_ladder
@@ -22,6 +21,7 @@ from steepen.reproduction.paper_studies import DECAY, PaperStudies
 from steepen.reproduction.replay import tuning_sweeps
 from steepen.reproduction.tables import Row, table
 from steepen.studies.design.matched_compute import envelope_compute, slice_families
+from steepen.studies.drift import AffineLaw, fit_affine, fit_growth_fraction
 from steepen.studies.stages.chain_tuning import replay_chain
 from steepen.utils.rows import Rows
 

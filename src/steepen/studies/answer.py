@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from steepen.laws.fits.compute_law import ArmLaw
-from steepen.laws.fits.drift import AffineLaw, Drift
 from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit
 from steepen.laws.verdict.evidence import Verdict
 from steepen.recipe.recipe_choice import RecipeFile
@@ -18,6 +17,7 @@ from steepen.results.panel import Axis, Panel, Role, Series
 from steepen.results.table import Table
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
+from steepen.studies.drift import AffineLaw, Drift
 from steepen.studies.verdict_row import VerdictRow, verdict_row
 from steepen.utils.codec import from_builtins, to_builtins
 from steepen.utils.json_io import json_safe

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.fits.drift import Drift, HyperparameterSweep, fit_drift
 from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit, fit_isoflop
 from steepen.laws.fits.isoflop_runs import fit_isoflop_runs
 from steepen.laws.fits.vertex import MIN_POINTS, Vertex, find_vertex
 from steepen.model.arm import Arm
 from steepen.studies.cells import Cells, Plan, Row
 from steepen.studies.context import StudyContext, starting_arm
+from steepen.studies.drift import Drift, HyperparameterSweep, fit_drift
 from steepen.utils.rows import Rows
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from steepen.laws.fits.drift import AffineLaw, fit_affine
 from steepen.model.arm import Arm
 from steepen.recipe.flops import relative_costs
 from steepen.recipe.growth_law import GrowthLaw
@@ -14,6 +13,7 @@ from steepen.recipe.recipe_choice import RecipeFile
 from steepen.studies.answer import Axis, Draft, Panel, Series, Study, StudyFit
 from steepen.studies.cells import Cells, Plan, measure, plan_grid, table
 from steepen.studies.context import Arms, StudyContext, find_growing_arms
+from steepen.studies.drift import AffineLaw, fit_affine
 from steepen.studies.plotting import family_curve, line, points, sweep_curves
 from steepen.studies.sweeps import Optima, Optimum, find_optima, growth_sweep_run, vertices_by
 

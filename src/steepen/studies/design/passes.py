@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from steepen.errors import UsageError
-from steepen.laws.fits.drift import Drift
 from steepen.laws.fits.isoflop import PowerLawFit, fit_power_law
 from steepen.model.arms import family_arm, find_arm
 from steepen.recipe.flops import compute_active_parameters
@@ -18,6 +17,7 @@ from steepen.studies.answer import Answer, Axis, Draft, Panel, Series, Study, St
 from steepen.studies.cells import Cells, Plan, measure, plan_grid, run_concurrently, table
 from steepen.studies.context import StudyContext
 from steepen.studies.design import pass_families as families
+from steepen.studies.drift import Drift
 from steepen.studies.driver.journal import Journal, find_study_folder
 from steepen.studies.plotting import line, points, sweep_curves
 from steepen.studies.registry import choose_parts

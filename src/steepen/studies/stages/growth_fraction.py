@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from steepen.laws.fits.drift import fit_growth_fraction
 from steepen.laws.fits.isoflop import IsoflopFit
 from steepen.model.arm import Arm
 from steepen.studies.answer import Axis, Draft, Panel, Study, StudyFit
 from steepen.studies.cells import Cells, Plan, measure, plan_grid, table
 from steepen.studies.context import Arms, StudyContext, find_growing_arms
+from steepen.studies.drift import fit_growth_fraction
 from steepen.studies.plotting import mark_mean, sweep_curves
 from steepen.studies.sweeps import growth_sweep_run, interior, mean_with_error, vertices_of
 from steepen.utils.json_io import json_safe

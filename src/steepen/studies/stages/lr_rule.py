@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from steepen.laws.fits.drift import Drift
 from steepen.laws.fits.isoflop import PowerLawFit
 from steepen.model.arm import Arm
 from steepen.recipe.hyperparameters import paper_code, with_paper_code
@@ -22,6 +21,7 @@ from steepen.studies import plotting as plot
 from steepen.studies.answer import Answer, Axis, Draft, Panel, Series, Study, StudyFit, Table, Work
 from steepen.studies.cells import Cells, Plan, measure, run_concurrently, table
 from steepen.studies.context import Arms, StudyContext, find_arms, starting_arm
+from steepen.studies.drift import Drift
 from steepen.studies.preset import SWEPT
 from steepen.studies.registry import choose_parts
 from steepen.studies.stages.chain_tuning import DISCRETE

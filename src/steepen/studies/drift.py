@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,27 +53,18 @@ def fit_drift(sweeps: Sequence[HyperparameterSweep], confidence: float = 0.90) -
     vertices = tuple(
         find_vertex(s.multiples, s.loss, budget=s.parameters, confidence=confidence) for s in ordered
     )
-    inside = [v for v in vertices if v.interior]
-    line = None
-    if len(inside) >= 2:
-        line = fit_power_law(
-            np.array([v.budget for v in inside]), np.array([v.x for v in inside]), confidence
-        )
-    full = [s for s in ordered if all(_at(s, multiple) is not None for multiple in (0.5, 1.0, 2.0))]
+    places = np.array([[v.budget, v.x] for v in vertices if v.interior])
+    line = fit_power_law(places[:, 0], places[:, 1], confidence) if len(places) >= 2 else None
     regret = span = size = None
-    if full:
-        top = full[-1]
-        half, base, twice = (_at(top, multiple) or math.nan for multiple in (0.5, 1.0, 2.0))
-        regret, span, size = 0.5 * (half + twice) - base, float(np.ptp(top.loss)), top.parameters
+    for swept in ordered:
+        at = [np.isclose(swept.multiples, multiple, rtol=1e-6) for multiple in (0.5, 1.0, 2.0)]
+        if all(close.any() for close in at):
+            half, base, twice = (float(np.mean(swept.loss[close])) for close in at)
+            regret, span, size = 0.5 * (half + twice) - base, float(np.ptp(swept.loss)), swept.parameters
     significant = (
         line is not None and line.degrees_of_freedom > 0 and abs(line.exponent) >= 3 * line.standard_error
     )
     return Drift(line, vertices, regret, span, size, significant)
-
-
-def _at(swept: HyperparameterSweep, multiple: float) -> float | None:
-    close = np.flatnonzero(np.isclose(swept.multiples, multiple, rtol=1e-6))
-    return float(np.mean(swept.loss[close])) if len(close) else None
 
 
 def fit_growth_fraction(budget: Array, rho: Array, loss: Array, confidence: float = 0.90) -> IsoflopFit:
