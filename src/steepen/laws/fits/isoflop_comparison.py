@@ -99,7 +99,7 @@ def compare_sweeps(
         found = contrast(value, variance, freedom)
         return Contrast(math.exp(value), (math.exp(found.interval[0]), math.exp(found.interval[1])), found.p)
 
-    curve = _Frontier.of(optima[1])
+    curve = _Frontier(optima[1]) if len(optima[1]) > 1 else None
     compared: list[BudgetComparison] = []
     logs: list[tuple[float, float, float]] = []  # log budget, log multiplier, variance
     for ours in optima[0]:
@@ -183,20 +183,14 @@ def _optima(fit: IsoflopFit, data: tuple[Array, Array, Array]) -> tuple[list[_Op
     return found, squares, spare
 
 
-@dataclass(frozen=True, eq=False)
 class _Frontier:
     """log loss at the optimum as a polynomial in log compute: a parabola from three budgets on."""
 
-    coefficients: Array
-    centre: float
-
-    @classmethod
-    def of(cls, optima: Sequence[_Optimum]) -> _Frontier | None:
-        if len(optima) < 2:
-            return None
+    def __init__(self, optima: Sequence[_Optimum]) -> None:
         c = np.log([one.vertex.budget for one in optima])
-        y = np.array([one.log_loss for one in optima])
-        return cls(np.polyfit(c - c.mean(), y, min(len(c) - 1, 2)), float(c.mean()))
+        self.centre = float(c.mean())
+        y = [one.log_loss for one in optima]
+        self.coefficients = np.polyfit(c - c.mean(), y, min(len(c) - 1, 2))
 
     def slope(self, log_c: float) -> float:
         """d log loss / d log compute."""

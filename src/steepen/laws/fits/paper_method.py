@@ -73,8 +73,7 @@ def fit_paper(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
             from_e = np.outer(slope_in_e[columns], slope_in_e[columns]) * fit.covariance[0, 0]
             joint[np.ix_(columns, columns)] = fit.covariance[np.ix_([2, 1], [2, 1])] - from_e
         else:
-            # E comes from other runs than the line, so their errors add; the degrees of freedom by
-            # Satterthwaite.
+            # E comes from other runs than the line, so errors add; degrees of freedom by Satterthwaite.
             slope = (value - _fit_log_log_line(ladder, c0, e - 1e-6)[0]) / 1e-6  # a step up may pass a loss
             error_from_e = slope * errors[0]
             slope_in_e[columns], joint[np.ix_(columns, columns)] = slope, inverse

@@ -41,7 +41,6 @@ from steepen.laws.verdict.questions import (
     Growth,
     PValues,
     by_what,
-    common_range,
     contrasts,
     holm_levels,
     p_values,
@@ -142,8 +141,8 @@ def match_rungs(ladders: Sequence[Ladder], shape: tuple[int, int]) -> Index | No
             found[i, : len(near)] = np.where(near, apart.argmin(axis=1), -1)
         elif abs(len(ladder.flops) - len(first.flops)) <= 1:
             found[i, : len(near)] = np.arange(len(near))
-    matched = [place for place in range(int(found.max()) + 1) if (found == place).sum() > 1]
-    return np.where(np.isin(found, matched), found, -1)
+    places, counts = np.unique(found, return_counts=True)
+    return np.where(np.isin(found, places[counts > 1]), found, -1)
 
 
 def pair_seeds(ladders: Sequence[Ladder], matches: Index | None) -> tuple[Index | None, Array | None]:
@@ -271,13 +270,11 @@ class TableJudge:
             gamma = Estimate(values[1], narrow[1], wide[1])
             log_a, error = Estimate(values[0], narrow[0], wide[0]), float(held[i][1].sd[0])
             arms[name] = ArmLaw(name, gamma, log_a, e, error, scatter, self.c0, flops_range(ladder))
-        points, parameters = fit.kept.sum(), fit.laws.log_a.size * 2 + (fit.laws.e.size)
+        spare = float(fit.kept.sum() - fit.laws.log_a.size * 2 - fit.laws.e.size)
         middle = math.exp(float(np.median(fit.cells.x[fit.cells.mask]))) * self.c0
-        settings = replace(self.settings, method="joint")
-        return ComputeFit(
-            settings, self.c0, arms, math.sqrt(self.run_variance(middle)), float(points - parameters),
-            float((fit.residual**2).sum()), ("e at zero",) if fit.e_at_bound.any() else (),
-        )  # fmt: skip
+        settings, sigma = replace(self.settings, method="joint"), math.sqrt(self.run_variance(middle))
+        bound = ("e at zero",) if fit.e_at_bound.any() else ()
+        return ComputeFit(settings, self.c0, arms, sigma, spare, float((fit.residual**2).sum()), bound)
 
     def law_variance(self, arm: str, x: float, reducible: float) -> float:
         """The variance of an arm's law at log compute x."""
@@ -303,8 +300,10 @@ class TableJudge:
         return found
 
     def range_of(self, arms: tuple[int, int]) -> tuple[float, float] | None:
-        """The log compute that two arms cover."""
-        return common_range(self.fit.cells.x, self.fit.cells.mask, arms)
+        """The log compute that both arms cover; None if they never overlap."""
+        own = [self.fit.cells.x[i][self.fit.cells.mask[i]] for i in arms]
+        low, high = max(float(x.min()) for x in own), min(float(x.max()) for x in own)
+        return (low, high) if low <= high + 0.01 else None
 
     def multipliers(self, arm: str, reference: str, at: Array, extrapolate: bool) -> list[Multiplier]:
         """Fitted multipliers at the reference's computes; beyond the ladders only where `extrapolate`."""

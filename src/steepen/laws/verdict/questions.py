@@ -155,10 +155,3 @@ def holm_levels(p: Sequence[float], level: float) -> list[float]:
             failed = p[i] >= share
         levels[int(i)] = share
     return levels
-
-
-def common_range(x: Array, mask: NDArray[np.bool_], arms: tuple[int, int]) -> tuple[float, float] | None:
-    """The log compute that both arms cover; None if they never overlap."""
-    (a, b), (c, d) = ((float(x[i][mask[i]].min()), float(x[i][mask[i]].max())) for i in arms)
-    low, high = max(a, c), min(b, d)
-    return (low, high) if low <= high + 0.01 else None
