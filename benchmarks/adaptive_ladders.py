@@ -33,8 +33,9 @@ from steepen.requests.tables import as_table
 from steepen.tables.clean_table import Cleaning, clean
 
 MAX_SEEDS = 5
-FIRST_SEED = 1
+FIRST_SEED = 1001  # the limits of stopping.py were chosen on smaller ones
 NO_CLAIM = ("not resolved", "no difference", "undecided", "constant")
+REPLAY_PART = 0.45  # of the FLOPs, which may be spent
 REPLAY_EFFECT: dict[Question, float] = {"better": 1.1, "grows": 1.05}
 MINI: Law = (2.44, math.exp(0.0229) * (5.926e15 / 1e18) ** 0.21, 0.21)  # of a trained ladder at this scale
 
@@ -175,7 +176,7 @@ def simulated(draws: int, jobs: int, scales: Sequence[Scale] = SCALES) -> None:
     print("{:<28}{:<12}{:>7}{:>7}{:>7}{:>12}{:>7}  {}".format(*head))
     with ProcessPoolExecutor(jobs) as pool:
         for scale, effect in zip(scales, pool.map(asked_effect, scales), strict=True):
-            rule = StoppingRule("reference", "grows", effect)
+            rule = StoppingRule("reference", "grows", effect, budget=scale.cost)
             truths = {
                 "null": scale.law, "1.1x": scale.arm(1.1, 1.0), "grows": scale.arm(1.1, effect),
             }  # fmt: skip
@@ -198,46 +199,52 @@ def simulated(draws: int, jobs: int, scales: Sequence[Scale] = SCALES) -> None:
 
 
 def replayed(jobs: int) -> None:
-    """The full table's answers for arms that are claims there, from every starting pair of rungs."""
+    """The full table's answers for arms that are claims there, from every starting pair of rungs.
+
+    The budget is a part of the FLOPs of the ladders involved: vanilla's and those of the claims.
+    """
     ladders = read_ladders(clean(as_table("paper:fineweb"), Cleaning()))
     fitted: Any = steepen.fit("paper:fineweb", reference="vanilla", method="joint", draws=100)
     full = fitted.verdicts
     pairs = list(combinations(range(min(len(one.flops) for one in ladders.values())), 2))
-    print("\nThe authors' runs, bought one by one, from every starting pair of rungs of all eight arms")
-    head = ("question", "arm", "full table", "same", "other", "FLOPs/full", "without top")
-    print("{:<10}{:<20}{:<12}{:>7}{:>7}{:>12}{:>13}".format(*head))
-    row = "{:<10}{:<20}{:<12}{:7.2f}{:7.2f}{:12.2f}{:13.2f}"
+    below = np.array([top < pairs[-1][1] for _, top in pairs])
+    print(f"\nThe authors' runs, bought one by one, from {len(pairs)} starting pairs of rungs, for at most ")
+    print(
+        f"{REPLAY_PART:.0%} of the FLOPs of the ladders involved; without top: {below.sum()} pairs without an"
+    )
+    print("arm's highest rung")
+    head = ("question", "arm", "full table", "same", "other", "FLOPs", "without top: same", "FLOPs")
+    print("{:<10}{:<20}{:<12}{:>7}{:>7}{:>7}{:>19}{:>7}".format(*head))
+    row = "{:<10}{:<20}{:<12}{:7.2f}{:7.2f}{:7.2f}{:19.2f}{:7.2f}"
     for question in ("better", "grows"):
         words = {name: one.better if question == "better" else one.growth for name, one in full.items()}
         claims = {name: word for name, word in words.items() if word not in NO_CLAIM}
         own = {name: ladders[name] for name in ("vanilla", *claims)}
         with ProcessPoolExecutor(jobs) as pool:
             found = list(pool.map(partial(replay, ladders=own, question=question), pairs))
-        below = [top < pairs[-1][1] for _, top in pairs]
+        costs = np.array([cost for _, cost in found])
         every: list[list[float]] = []
         for name, word in claims.items():
-            given = [one.get(name, ("undecided", 1.0)) for one in found]
-            same = float(np.mean([one == word for one, _ in given]))
-            other = float(np.mean([one not in (word, *NO_CLAIM) for one, _ in given]))
-            costs = np.array([cost for _, cost in given])
-            every.append([same, other, float(costs.mean()), float(costs[below].mean())])
+            given = np.array([ends.get(name, "undecided") for ends, _ in found])
+            same, other = given == word, ~np.isin(given, (word, *NO_CLAIM))
+            every.append([same.mean(), other.mean(), costs.mean(), same[below].mean(), costs[below].mean()])
             print(row.format(question, name, word, *every[-1]))
         print(row.format(question, "mean", "", *np.mean(every, axis=0)), flush=True)
 
 
 def replay(
     start: tuple[int, int], ladders: dict[str, Ladder], question: Question
-) -> dict[str, tuple[str, float]]:
-    """Each arm's word from a starting pair of rungs, and its part of the FLOPs; only measured runs are sold.
-
-    The FLOPs are those of the arm's and the reference's runs when the arm was decided.
-    """
+) -> tuple[dict[str, str], float]:
+    """Each arm's word from a starting pair of rungs, and the part of the FLOPs; only real runs are sold."""
     have: dict[str, list[int]] = {}
     for name, one in ladders.items():  # a law needs this many rungs: the cheapest of the others
         others = [k for k in range(len(one.flops)) if k not in start]
         have[name] = [*start, *others[: (4 if name == "vanilla" else 3) - len(start)]]
-    ends: dict[str, tuple[str, float]] = {}
-    stopping = Stopping(StoppingRule("vanilla", question, REPLAY_EFFECT[question], futility=0.0))
+    whole = sum(float(one.flops.sum()) for one in ladders.values())
+    rule = StoppingRule(
+        "vanilla", question, REPLAY_EFFECT[question], budget=REPLAY_PART * whole, futility=0.0
+    )
+    stopping = Stopping(rule)
     while True:
         masks = {name: np.isin(np.arange(len(one.flops)), have[name]) for name, one in ladders.items()}
         bought = {name: one.keep(masks[name]) for name, one in ladders.items()}
@@ -248,13 +255,8 @@ def replay(
         ]
         spent = sum(float(one.flops.sum()) for one in bought.values())
         look = stopping.look(bought, offers, spent)
-        for name in stopping.closed.keys() - ends.keys():
-            paid, whole = (
-                sum(float(part[one].flops.sum()) for one in ("vanilla", name)) for part in (bought, ladders)
-            )
-            ends[name] = (stopping.closed[name].word, paid / whole)
         if not look.batch:
-            return ends
+            return {name: one.word for name, one in stopping.closed.items()}, spent / whole
         for offer in look.batch:
             have[offer.arm].append(int(np.argmin(np.abs(np.log(ladders[offer.arm].flops / offer.flops)))))
 

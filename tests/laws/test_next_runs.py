@@ -251,6 +251,58 @@ def test_looks_are_the_same_for_the_same_runs() -> None:
     assert fractions == sorted(fractions) and all(math.isfinite(one) for one in fractions)
 
 
+def ladders_of(table: list[dict[str, Any]]) -> dict[str, Ladder]:
+    """The ladders of a table, by arm."""
+    found: dict[str, Ladder] = {}
+    for arm in {row["arm"]: None for row in table}:
+        own = [(row["flops"], row["loss"]) for row in table if row["arm"] == arm]
+        found[arm] = make_ladder(arm, *(np.array(part) for part in zip(*own, strict=True)))
+    return found
+
+
+def test_nothing_is_tested_before_enough_rungs_tell_the_noise() -> None:
+    """The first batch are the cheapest new rungs, whatever the first runs say, for no more than they cost."""
+    ladders = ladders_of(rows(0.05, flops=FLOPS[:4]))
+    between = np.sqrt(FLOPS[1:] * FLOPS[:-1])
+    offers = [
+        Offer(arm, float(c), float(c), new_rung=False)
+        for arm in ("base", "arm-0")
+        for c in [*FLOPS, *between]
+    ]
+    spent = sum(float((one.flops * one.seeds).sum()) for one in ladders.values())
+    stopping = Stopping(StoppingRule("base", "grows", 1.05))
+    look = stopping.look(ladders, offers, spent)
+    assert not stopping.closed and look.arms[0].nominal == 0 and look.arms[0].word == "undecided"
+    costs = [one.cost for one in look.batch]
+    assert costs == sorted(costs) and 0 < sum(costs) <= spent
+    assert not {one.flops for one in look.batch} & set(FLOPS[:4].tolist())
+    table = rows(0.05, flops=[*FLOPS[:4], *between[:4]])
+    assert stopping.look(ladders_of(table), offers, spent).arms[0].nominal >= 0
+    assert stopping.looks[1].arms[0].fraction > 0, "the second look tests"
+
+
+def test_an_arm_that_is_decided_hands_its_level_on_at_the_same_look() -> None:
+    """Holm: with two arms, the other is tested at twice the level once the first is decided."""
+    low, high = 1.0, 1.6
+    rule = StoppingRule("base", "better", 1.1)
+    for _ in range(30):  # a multiplier whose p is between the two levels
+        middle = (low + high) / 2
+        table = [row for row in rows(0.0, 1.9, arms=2, noise=0.01, seed=3) if row["arm"] != "arm-1"]
+        table += [
+            {**row, "arm": "arm-1"} for row in rows(0.0, middle, noise=0.01, seed=4) if row["arm"] != "base"
+        ]
+        stopping = Stopping(rule)
+        stopping.look(ladders_of(table), [], 1.0)
+        second = stopping.closed["arm-1"]
+        if 0.021 < second.p_fixed < 0.039 and second.estimate > 0:
+            break
+        low, high = (middle, high) if second.p_fixed > 0.039 or second.estimate < 0 else (low, middle)
+    else:
+        raise AssertionError("no multiplier has such a p-value")
+    assert stopping.closed["arm-0"].word == second.word == "better"
+    assert stopping.closed["arm-0"].nominal < second.p_fixed < second.nominal
+
+
 @pytest.mark.parametrize("wrong", [{"question": "why"}, {"effect": 1.0}, {"budget": 0.0}])
 def test_a_rule_rejects_what_cannot_be_asked(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):

@@ -101,21 +101,21 @@ class Looks:
         z = min(_quantile(1 - max(p, 1e-15) / 2), WIDEST)
         return min(1.0, self._before + self._leaves(z, self.information[-1]))
 
-    def conditional_power(self, p: float, sign: float, effect: float, level: float, end: float) -> float:
-        """The chance that a look at the information `end` rejects, if the effect is as planned.
 
-        The effect may have either direction; `sign` is that of the estimate so far.
-        """
-        now = self.information[-1]
-        if now >= end:
-            return 0.0
-        z = math.copysign(min(_quantile(1 - max(p, 1e-15) / 2), WIDEST), sign)
-        edge, step = _quantile(1 - level / 2) * math.sqrt(end), math.sqrt(end - now)
-        found = 0.0
-        for drift in (effect, -effect):
-            mean = z * math.sqrt(now) + drift * (end - now)
-            found = max(found, _above((edge - mean) / step) + _above((edge + mean) / step))
-        return found
+def conditional_power(p: float, sign: float, now: float, end: float, level: float) -> float:
+    """The chance that a test at `level` with the information `end` rejects, if the effect is 1 or −1.
+
+    `p` and the `sign` of the estimate are those with the information `now`.
+    """
+    if now >= end:
+        return 0.0
+    z = math.copysign(min(_quantile(1 - max(p, 1e-15) / 2), WIDEST), sign)
+    edge, step = _quantile(1 - level / 2) * math.sqrt(end), math.sqrt(end - now)
+    found = 0.0
+    for drift in (1.0, -1.0):
+        mean = z * math.sqrt(now) + drift * (end - now)
+        found = max(found, _above((edge - mean) / step) + _above((edge + mean) / step))
+    return found
 
 
 def _above(z: float) -> float:

@@ -109,8 +109,12 @@ class OpenArm:
     @cached_property
     def information(self) -> float:
         """That of a normal test with the same 95% interval, so that unknown noise counts."""
-        low, high = self.mixture.interval(0.95)
-        return (2 * 1.959964 / max(float(high[0] - low[0]), 1e-300)) ** 2
+        return self.information_at(0.95, 1.959964)
+
+    def information_at(self, confidence: float, z: float) -> float:
+        """That of a normal test with the same interval, which is `z` standard errors to each side."""
+        low, high = self.mixture.interval(confidence)
+        return (2 * z / max(float(high[0] - low[0]), 1e-300)) ** 2
 
 
 def open_arm(judge: TableJudge, arm: str, question: Question) -> OpenArm | None:

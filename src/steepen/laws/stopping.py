@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -17,28 +18,38 @@ import numpy as np
 from steepen.errors import UsageError
 from steepen.laws.distributions import Interval
 from steepen.laws.fits.compute_law import FitSettings
-from steepen.laws.ladder import Ladder, check_ladders
-from steepen.laws.looks import Looks, needed_information
+from steepen.laws.ladder import MERGE_TOLERANCE, Ladder, check_ladders
+from steepen.laws.looks import Looks, conditional_power, needed_information
 from steepen.laws.next_runs import (
     QUESTIONS,
     Forecast,
     Offer,
     OpenArm,
     Question,
+    Step,
     effect_size,
     open_arm,
 )
 from steepen.laws.verdict.judge import TableJudge, fit_ladders
 from steepen.laws.verdict.questions import DecisionRule
+from steepen.utils.arrays import Array
 
-STEP = 0.2  # of the planned information, from one look to the next
-MAX_GROWTH = 0.5  # of the cost so far, which a batch may add: a forecast from few runs may be far off
-# Of the information that a single test would need: for the looks, giving up, and noise that is estimated.
-INFLATION = 1.15
+STEP = 0.15  # of the planned information, from one look to the next
+MAX_GROWTH = 0.35  # of the cost so far, which a batch may add: a forecast from few runs may be far off
+# Rungs beyond the parameters of the laws, before the first test: fewer hardly tell how large the lack of fit
+# is, and a ladder that stops because it shows little by chance makes false claims.
+MIN_SPARE = 12
+# Information is that of a normal test with the same interval at CAUTION, so that noise that few rungs tell
+# spends little of the level. Such an interval stays wider than a normal test's: this part is planned.
+CAUTION, CAUTION_Z, PLANNED = 0.997, 2.967738, 0.88
+MOST = 0.3  # of the planned information, which a look may count: small scatter has to last for several looks
+SHARE = 0.8  # of the level, which tests are made at, for tables that scatter little by chance nevertheless
+EARLY = 0.3  # of the planned information: before it, only what the budget cannot answer is given up
 MIN_LEVEL = 1e-6  # of intervals after looks that spent nothing
-# Of the level, which tests are made at: p-values of few runs that happen to scatter little are too small, and
-# a ladder that stops there keeps them. With all of it, 8% of simulated claims were false.
-SHARE = 0.6
+WORDS: dict[Question, tuple[str, str, str, str]] = {
+    "better": ("better", "worse", "no difference", "not resolved"),
+    "grows": ("grows", "shrinks", "constant", "undecided"),
+}
 Reason = Literal["decided", "no effect of this size", "out of reach", "budget", "no further runs"]
 
 
@@ -58,7 +69,7 @@ class StoppingRule:
     level: float = 0.05
     power: float = 0.9
     budget: float = math.inf
-    futility: float = 0.2
+    futility: float = 0.15
 
     def __post_init__(self) -> None:
         if self.question not in QUESTIONS:
@@ -118,42 +129,106 @@ class Stopping:
         """Test the open arms, and choose the next batch among the offers; `spent` is the cost so far."""
         rule = self.rule
         kept, _ = check_ladders(dict(ladders), rule.reference)
-        judge = fit_ladders(kept, FitSettings(rule.reference), DecisionRule(rule.level))
-        self.judge = judge
+        self.judge = judge = fit_ladders(kept, FitSettings(rule.reference), DecisionRule(rule.level))
         names = [name for name in judge.ladders if name != rule.reference]
         found = [open_arm(judge, name, rule.question) for name in names if name not in self.closed]
         arms = [one for one in found if one is not None]
-        claimed = sum(one.closed == "decided" for one in self.closed.values())
-        level = SHARE * rule.level / max(len(names) - claimed, 1)  # Holm: what is decided hands on its share
-        wanted = np.array([self._test(one).maximum for one in arms])
-        own = {rule.reference, *(one.arm for one in arms)}
-        forecast = Forecast(judge, arms, [one for one in offers if one.arm in own])
-        path = forecast.path(target=wanted, budget=rule.budget - spent)
-        reach = path[-1].information if path else forecast.now
-        arm_looks = [
-            self._arm(one, judge, level, float(end), last=not path)
-            for one, end in zip(arms, reach, strict=True)
-        ]
-        self.closed |= {one.arm: one for one in arm_looks if one.closed}
-        batch: list[Offer] = []
-        still = np.array([one.arm not in self.closed for one in arms], bool)
-        if still.any():
-            open_arms = [one for one in arms if one.arm not in self.closed]
-            if not still.all():
-                own = {rule.reference, *(one.arm for one in open_arms)}
-                forecast = Forecast(judge, open_arms, [one for one in offers if one.arm in own])
-                path = forecast.path(target=wanted[still], budget=rule.budget - spent)
-            target = np.minimum(forecast.now + STEP * wanted[still], wanted[still])
-            for step in path:
+        left = rule.budget - spent
+        batch = [] if self.looks else self._more_rungs(arms, offers, min(spent, left))
+        if batch:
+            arm_looks = [self._untested(one) for one in arms]
+        else:
+            wanted = {one.arm: self._wanted(one) for one in arms}
+            forecast, path = self._path(arms, offers, wanted, left)
+            reach = path[-1].information if path else forecast.now
+            arm_looks = self._tested(arms, wanted, reach, last=not path)
+            self.closed |= {one.arm: one for one in arm_looks if one.closed}
+            still = [one for one in arms if one.arm not in self.closed]
+            if still and len(still) < len(arms):
+                forecast, path = self._path(still, offers, wanted, left)
+            planned = np.array([wanted[one.arm] for one in still])
+            for step in path if still else []:
                 if batch and step.paid > MAX_GROWTH * spent:
                     break
                 batch.append(step.offer)
-                if (step.information >= target).all():
+                if (step.information >= np.minimum(forecast.now + STEP * planned, planned)).all():
                     break
         runs = sum(int(ladder.seeds.sum()) for ladder in ladders.values())
         look = Look(len(self.looks) + 1, runs, spent, tuple(arm_looks), tuple(batch))
         self.looks.append(look)
         return look
+
+    def _of(self, arms: Sequence[OpenArm], offers: Sequence[Offer]) -> list[Offer]:
+        own = {self.rule.reference, *(one.arm for one in arms)}
+        return [one for one in offers if one.arm in own]
+
+    def _more_rungs(self, arms: Sequence[OpenArm], offers: Sequence[Offer], most: float) -> list[Offer]:
+        """The cheapest new rungs that the first test waits for, as far as they cost no more than `most`."""
+        assert self.judge is not None
+        cells = self.judge.fit.cells
+        missing = MIN_SPARE + 2 * len(cells.x) + 1 - int(cells.mask.sum())
+        batch: list[Offer] = []
+        for one in sorted(self._of(arms, offers), key=lambda one: one.cost):
+            apart = np.abs(np.log(self.judge.ladders[one.arm].flops / one.flops)).min()
+            if len(batch) >= missing or one.cost > most:
+                break
+            if apart > MERGE_TOLERANCE:
+                batch.append(one)
+                most -= one.cost
+        return batch
+
+    def _untested(self, arm: OpenArm) -> ArmLook:
+        (low, high), p = arm.mixture.interval(1 - MIN_LEVEL), float(arm.mixture.p_value()[0])
+        interval = float(low[0]), float(high[0])
+        return ArmLook(arm.arm, WORDS[self.rule.question][3], arm.estimate, interval, 0.0, 0.0, p, 1.0, 1.0)
+
+    def _path(
+        self, arms: Sequence[OpenArm], offers: Sequence[Offer], wanted: Mapping[str, float], left: float
+    ) -> tuple[Forecast, list[Step]]:
+        """The cheapest runs with the information wanted of every arm, for at most what is `left`."""
+        assert self.judge is not None
+        forecast = Forecast(self.judge, arms, self._of(arms, offers))
+        return forecast, forecast.path(target=np.array([wanted[one.arm] for one in arms]), budget=left)
+
+    @property
+    def _planned(self) -> float:
+        """The information that is planned, for an effect of 1."""
+        assert self.judge is not None
+        level = SHARE * self.rule.level / (len(self.judge.ladders) - 1)
+        return PLANNED * needed_information(1.0, level, self.rule.power)
+
+    def _effect(self, arm: OpenArm) -> float:
+        return effect_size(self.rule.question, self.rule.effect, arm.gamma)
+
+    def _information(self, arm: OpenArm) -> float:
+        """For an effect of 1, and cautiously."""
+        return arm.information_at(CAUTION, CAUTION_Z) * self._effect(arm) ** 2
+
+    def _wanted(self, arm: OpenArm) -> float:
+        """What is planned, as forecasts count information; while a look may not count it yet, some more."""
+        wanted = self._planned * arm.information / max(self._information(arm), 1e-300)
+        test = self._tests.get(arm.arm)
+        counted = test.information[-1] / test.maximum if test and test.information else 0.0
+        return max(wanted, (1 + STEP) * arm.information) if counted + MOST < 1 else wanted
+
+    def _tested(
+        self, arms: Sequence[OpenArm], wanted: Mapping[str, float], reach: Array, *, last: bool
+    ) -> list[ArmLook]:
+        """Every open arm at this look. An arm that is decided hands its share of the level on (Holm)."""
+        assert self.judge is not None
+        claimed = sum(one.closed == "decided" for one in self.closed.values())
+        before = {one.arm: self._tests.get(one.arm) or Looks(self._planned) for one in arms}
+        found: dict[str, ArmLook] = {}
+        left = list(range(len(arms)))
+        while left:
+            level = SHARE * self.rule.level / max(len(self.judge.ladders) - 1 - claimed, 1)
+            for k in left:
+                test = self._tests[arms[k].arm] = deepcopy(before[arms[k].arm])
+                ends = wanted[arms[k].arm], float(reach[k])
+                found[arms[k].arm] = self._arm(arms[k], test, level, *ends, last=last)
+            rest = [k for k in left if found[arms[k].arm].closed != "decided"]
+            claimed, left = claimed + len(left) - len(rest), rest if len(rest) < len(left) else []
+        return list(found.values())
 
     @property
     def level(self) -> float:
@@ -161,32 +236,25 @@ class Stopping:
         found = [one.nominal for one in self.closed.values() if one.nominal > 0]
         return min(found, default=MIN_LEVEL)
 
-    def _test(self, arm: OpenArm) -> Looks:
-        """The looks at an arm; its planned information is fixed by its first one."""
-        if arm.arm not in self._tests:
-            assert self.judge is not None
-            count = len(self.judge.ladders) - 1
-            effect = effect_size(self.rule.question, self.rule.effect, arm.gamma)
-            self._tests[arm.arm] = Looks(
-                needed_information(effect, SHARE * self.rule.level / count, self.rule.power, INFLATION)
-            )
-        return self._tests[arm.arm]
-
-    def _arm(self, arm: OpenArm, judge: TableJudge, level: float, reach: float, *, last: bool) -> ArmLook:
-        test = self._test(arm)
-        nominal = test.look(arm.information, level, last=last)
+    def _arm(
+        self, arm: OpenArm, test: Looks, level: float, wanted: float, reach: float, *, last: bool
+    ) -> ArmLook:
+        effect = self._effect(arm)
+        counted = (test.information[-1] if test.information else 0.0) + MOST * test.maximum
+        nominal = test.look(min(self._information(arm), counted), level, last=last)
         p, estimate = float(arm.mixture.p_value()[0]), arm.estimate
-        effect = effect_size(self.rule.question, self.rule.effect, arm.gamma)
         outside = float(arm.mixture.p_outside(min(arm.equivalence, effect))[0])
-        words = ("better", "worse", "no difference", "not resolved")
-        if self.rule.question == "grows":
-            words = ("grows", "shrinks", "constant", "undecided")
+        words = WORDS[self.rule.question]
         word = words[3]
         if p < nominal:
             word = words[0] if estimate > 0 else words[1]
         elif outside < nominal:
             word = words[2]
-        chance = test.conditional_power(p, estimate, effect, level, min(test.maximum, reach))
+        square = effect**2
+        end = min(wanted, reach) * square
+        chance = conditional_power(p, estimate, arm.information * square, end, level)
+        # The most that the budget may bring, should the noise be no larger than it seems.
+        hoped = reach * square * arm.information_at(0.5, 0.67449) / arm.information
         closed: Reason | None = None
         if word != words[3]:
             closed = "decided"
@@ -194,8 +262,10 @@ class Stopping:
             closed = "no effect of this size"
         elif last:
             closed = "budget" if math.isfinite(self.rule.budget) else "no further runs"
-        elif chance < self.rule.futility:
-            closed = "out of reach" if reach < test.maximum else "no effect of this size"
+        elif chance < self.rule.futility and (
+            test.information[-1] >= EARLY * test.maximum or hoped < EARLY * test.maximum
+        ):
+            closed = "out of reach" if reach < wanted else "no effect of this size"
         low, high = arm.mixture.interval(1 - max(nominal, MIN_LEVEL))
         return ArmLook(
             arm.arm, word, estimate, (float(low[0]), float(high[0])),
