@@ -82,7 +82,7 @@ class Growth:
             return
         fresh(name, parameter)
         path, _, leaf = name.rpartition(".")
-        if leaf == "router" and self._blocks[path][0] is not None:
+        if leaf == "router" and self._blocks.get(path, (None, False))[0] is not None:
             # Of a block whose MLP was dense: a token chooses the parts of one copy of it together.
             parts = self._experts.options.active_experts
             parameter.copy_(parameter[::parts].repeat_interleave(parts, 0)[: len(parameter)])
