@@ -55,15 +55,8 @@ INITIAL = Hyperparameters(0.04, 0.02, 0.02, 0.5, 1.0, 1.0, 0.1, 0.08, 0.25, 40, 
 
 # ρ at each depth of the reported growth ladders, from the authors' command lines (the paper prints its law).
 UNTIED_GROW_RHO = (
-    (6, 0.40),
-    (8, 0.29),
-    (10, 0.25),
-    (12, 0.27),
-    (14, 0.24),
-    (16, 0.23),
-    (18, 0.25),
-    (26, 0.23),
-)
+    (6, 0.40), (8, 0.29), (10, 0.25), (12, 0.27), (14, 0.24), (16, 0.23), (18, 0.25), (26, 0.23),
+)  # fmt: skip
 LOOP_GROW_RHO = ((6, 0.25), (8, 0.18), (10, 0.14), (12, 0.15), (14, 0.14), (16, 0.12), (18, 0.13))
 
 # Table "Recipes used for the reported ladders". The growth arms inherit their fixed arm's base values.
