@@ -214,7 +214,7 @@ def full_spec() -> dict[str, Any]:
     value["schedule_steps"] = value["steps"] + 1
     value["arm"]["passes"]["stages"][1]["start"] = 0.5
     for passes in (value["arm"]["passes"], value["schedule"]):
-        passes["stages"][0] |= {"blocks": 0.5, "width": 0.5, "context": 0.5}
+        passes["stages"][0] |= {"blocks": 0.5, "width": 0.5, "context": 0.5, "experts": 0.5}
     value["shape"]["real_vocabulary"] = 300
     value["data"]["pool_tokens"] = 10_000
     value["optimizer"]["clip"] = value["options"]["softcap"] = 1.0
