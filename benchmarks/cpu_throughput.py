@@ -219,7 +219,7 @@ def compare(name: str, rounds: int) -> str:
     """Measure one arm and depth (`name` is ARM:DEPTH) and return its row of the table."""
     arm_name, depth = name.split(":")
     arm = find_arm(arm_name)
-    context = StudyContext(load_preset("tiny"), DatasetInfo("0" * 64, VOCABULARY, 10**12, 10**9))
+    context = StudyContext(load_preset("tiny+context=64"), DatasetInfo("0" * 64, VOCABULARY, 10**12, 10**9))
     muon = OptimizerConfig.named("muon")
     spec = context.spec(context.recipe(arm).at(arm, int(depth), context.size_rule), optimizer=muon)
     passes = spec.schedule.final

@@ -37,12 +37,18 @@ def main(preset: str) -> int:
     say(f"\nYour ladder, {len(study.runs)} runs up to {top:.2g} FLOPs:\n")
     for verdict in study.verdicts.values():
         say(f"  {verdict.sentence}")
+    answer = study.answer
+    assert answer is not None
+    laws = answer.values["flops"]["arms"].values()
+    off = max(law["residual_sd"] for law in laws)
+    e, (least, most) = next((law["e"], law["intervals"]["e"]["unconditional"]) for law in laws)
     widths = [high - low for low, high in (one.delta_gamma_interval for one in study.verdicts.values())]
     say(
-        "\nIt shows that these arms train and are measured here as they would be at scale. It cannot show a "
-        f"difference as small as the paper's largest ({largest.arm}: Δγ = {largest.delta_gamma:+.4f}): its "
-        f"intervals of Δγ are {min(widths):.2g} wide. `steepen power --delta-gamma "
-        f"{abs(largest.delta_gamma):.2g}` says how large a ladder must be."
+        f"\nThe losses are off their laws by at most {off:.2g} (residual SD; E = {e:.2g}, 90% {least:.2g} to "
+        f"{most:.2g}). The ladder shows that these arms train and are measured here as they would be at "
+        f"scale. It cannot show exponents that differ as little as the paper's do ({largest.arm}: Δγ = "
+        f"{largest.delta_gamma:+.4f}): its intervals are {min(widths):.2g} wide. "
+        f"`steepen power --delta-gamma {abs(largest.delta_gamma):.2g}` says how large a ladder must be."
     )
     say(f"\n{page}: open it in any browser. Next: docs/tutorial.md.")
     return 0

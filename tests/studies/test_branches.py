@@ -62,6 +62,7 @@ def small_context(data: Dataset, branches: float | None = 0.25) -> StudyContext:
     changes = {"learning_rate": 0.1, "warmup_steps": 2}
     preset = replace(
         load_preset("tiny"), context=16, batch_tokens=64, validation_tokens=512, branches=branches,
+        pool="prefix",
         recipes=(RecipeOverride("all", changes), RecipeOverride("untied-grow", {"rho": 0.4})),
     )  # fmt: skip
     facts = DatasetInfo(

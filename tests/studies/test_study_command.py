@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     text = (PRESETS_DIRECTORY / "tiny.yaml").read_text()
     for before, after in (
-        ("context: 64", "context: 16"),
+        ("context: 32", "context: 16"),
         ("batch_tokens: 2048", "batch_tokens: 64"),
         ("validation_tokens: 65536", "validation_tokens: 512"),
         ("base_tokens: 262144", "base_tokens: 640"),

@@ -165,7 +165,7 @@ class StudyContext:
                 "prepare more data, or choose a smaller preset."
             )
         times = self.epochs if epochs is None else epochs
-        data = DataConfig(self.data.identity, pool_tokens=pool_tokens, epochs=times)
+        data = DataConfig(self.data.identity, pool_tokens=pool_tokens, epochs=times, pool=self.preset.pool)
         if branch and self.preset.branches is not None:
             data = replace(data, pool="sample")
             late = replace(planned.hyperparameters, warmdown_fraction=self.preset.branches)

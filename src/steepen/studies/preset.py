@@ -18,7 +18,7 @@ from steepen.recipe.flops import FlopCount
 from steepen.recipe.hyperparameters import Hyperparameters, full_name
 from steepen.recipe.paper_tables import recipe_of
 from steepen.recipe.recipe import Recipe
-from steepen.runs.spec import Precision
+from steepen.runs.spec import Pool, Precision
 from steepen.studies.registry import STUDIES
 from steepen.utils.codec import Checked, Distinct, OneOf, Range, decode, from_builtins
 from steepen.utils.files import read_text
@@ -311,6 +311,8 @@ class Preset(Checked):
     suggested_data: tuple[str, ...] = ()  # sources large enough, where `source` is None
     seeds: Annotated[tuple[Seed, ...], Distinct(1)] = (0,)
     validation_tokens: Tokens = 1_048_576
+    # What a run draws from, where a study sets no pool: the first tokens, as many as it needs, or all.
+    pool: Pool = "prefix"
     precision: Precision = "bf16"
     lr_schedule: LRScheduleConfig = field(default_factory=LRScheduleConfig)
     options: ModelOptions = field(default_factory=ModelOptions)
