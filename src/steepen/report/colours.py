@@ -144,10 +144,7 @@ def own_colour(text: str) -> Colour:
 
 
 def level_colour(fraction: float, colour: Colour | None = None, family: int = 0) -> Colour:
-    """A shade within a family of curves, from its first (0) to its last (1); of the colour if given.
-
-    `family` counts the families of a figure.
-    """
+    """A shade within the `family`-th family of curves of a figure, from 0 to 1; of the colour if given."""
     if colour is None:
         light, dark = _RAMPS[family % len(_RAMPS)]
         return Colour(_along(light, fraction), _along(dark, fraction))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from steepen.report.colours import (
     EXTRA,
@@ -19,7 +19,9 @@ from steepen.report.colours import (
 )
 from steepen.studies.answer import Panel, Role, Series
 from steepen.utils.formatting import format_value, pretty_exponents
+from steepen.utils.rows import grouped
 
+T = TypeVar("T")
 MAX_LEVELS = 9  # curves of one family in a legend; of more, evenly spaced ones
 # The legend explains measurements and fits only where a series' note does.
 ROLE_WORDS: dict[Role, str] = {
@@ -78,16 +80,14 @@ def _labels(buckets: dict[Key, list[Series]], titles: dict[str, str]) -> dict[Ke
     """A label for every curve; of equal ones the arm or the level is added."""
     found: dict[Key, str] = {}
     given = [text_with_titles(pretty_exponents(bucket[0].label), titles) for bucket in buckets.values()]
-    for (key, _), label in zip(buckets.items(), given, strict=True):
-        _, variant, _, level, _ = key
-        name = buckets[key][0].arm
-        if name is not None and level is None:
-            found[key] = ladder_title(name, variant, titles)
+    for (key, bucket), label in zip(buckets.items(), given, strict=True):
+        name, level = bucket[0].arm, key[3]
+        title = "" if name is None else ladder_title(name, key[1], titles)
+        found[key] = label
+        if title and level is None:
+            found[key] = title
         elif level is not None and given.count(label) > 1:
-            title = "" if name is None else f"{ladder_title(name, variant, titles)}, "
-            found[key] = f"{title}{label}" if title else f"{label} ({format_value(level)})"
-        else:
-            found[key] = label
+            found[key] = f"{title}, {label}" if title else f"{label} ({format_value(level)})"
     return found
 
 
@@ -109,8 +109,8 @@ def _colours(buckets: dict[Key, list[Series]]) -> dict[Key, Colour]:
     free = iter(colour for colour in (EXTRA if variants else PALETTE) if colour not in taken)
     by_variant: dict[tuple[str, str], Colour] = {}
     for arm, own in variants.items():
-        second = [level_colour(0.45, arms[arm])] if len(own) == 2 else [next(free, NEUTRAL) for _ in own[1:]]
-        by_variant |= {(arm, one): colour for one, colour in zip(own, (arms[arm], *second), strict=True)}
+        others = [level_colour(0.45, arms[arm])] if len(own) == 2 else [next(free, NEUTRAL) for _ in own[1:]]
+        by_variant |= {(arm, one): colour for one, colour in zip(own, (arms[arm], *others), strict=True)}
     found: dict[Key, Colour] = {}
     latest: Colour | None = None
     for key, bucket in buckets.items():
@@ -193,14 +193,17 @@ def curve_label(curve: Curve) -> str:
 def legend_curves(curves: Sequence[Curve]) -> list[Curve]:
     """The curves that a legend names; those of a family rise, and of many only some are named."""
     found: list[Curve] = []
-    for key in dict.fromkeys((curve.arm, curve.family, curve.level is not None) for curve in curves):
-        own = [curve for curve in curves if (curve.arm, curve.family, curve.level is not None) == key]
-        if key[2]:
-            own.sort(key=lambda curve: curve.level or 0.0)
-            if len(own) > MAX_LEVELS:
-                own = [own[round(i * (len(own) - 1) / (MAX_LEVELS - 1))] for i in range(MAX_LEVELS)]
-        found += own
+    families = grouped(curves, lambda curve: (curve.arm, curve.family, curve.level is not None))
+    for (_, _, levels), own in families.items():
+        found += evenly(sorted(own, key=lambda curve: curve.level or 0.0), MAX_LEVELS) if levels else own
     return found
+
+
+def evenly(items: Sequence[T], most: int) -> list[T]:
+    """At most so many of some items, evenly spaced."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
 def legend_entries(curves: Sequence[Curve]) -> list[LegendEntry]:

@@ -46,16 +46,16 @@ class LiveStudy:
             if row.status == "finished"
             and (record := self._records(RunDirectory(Path(directory, row.run)).record_file)) is not None
         ]
-        verdicts, law, note = self._verdicts(study, records)
-        curves = _curves(status, directory)
+        law, note = self._law(study, records)
+        verdicts = {} if law is None else law.verdicts
         answer = Answer(
             study=str(status.options.get("study", status.name)),
             question=f"{status.state}, {math.floor(100 * done_fraction(status))}% done".capitalize(),
             section="",
             findings=tuple(text for text in (progress_sentence(status), note, status.message) if text),
             values={},
-            verdicts=verdicts,
-            panels=tuple(panel for panel in (curves, _loss_panel(records, law)) if panel is not None),
+            verdicts=tuple(StudyVerdict(verdict, arm) for arm, verdict in verdicts.items()),
+            panels=(*_curves(status, directory), *_loss_panel(records, law)),
             tables=(_run_table(status.runs),),
             method=(
                 "This page is made of the study's files as they are now and reloads while it runs. Losses of "
@@ -66,33 +66,26 @@ class LiveStudy:
         failures = tuple((row.run, row.cause) for row in status.runs if row.status == "failed")
         return LoadedStudy(status.name, answer, status.options, tuple(records), failures)
 
-    def _verdicts(
-        self, study: Journal, records: Sequence[RunRecord]
-    ) -> tuple[tuple[StudyVerdict, ...], LadderAnalysis | None, str]:
-        """Verdicts of the finished runs of a ladder, the laws, and what there is to say about them."""
+    def _law(self, study: Journal, records: Sequence[RunRecord]) -> tuple[LadderAnalysis | None, str]:
+        """Laws and verdicts of the finished runs of a ladder, and what there is to say about them."""
         options = study.entry.options
         if options.get("study") != "ladder":
-            return (), None, "The answer follows when all runs have finished."
+            return None, "The answer follows when all runs have finished."
         by_arm = grouped(records, lambda record: record.arm)
-        reference = str(
-            options.get("reference") or ("vanilla" if "vanilla" in by_arm else next(iter(by_arm), ""))
-        )
+        first = "vanilla" if "vanilla" in by_arm else next(iter(by_arm), "")
+        reference = str(options.get("reference") or first)
         ready = [arm for arm, own in by_arm.items() if len({run.flops for run in own}) >= MIN_RUNGS]
         if reference not in ready or len(ready) < 2:
-            return (), None, (
-                f"No verdict yet: it needs {MIN_RUNGS} finished rungs of {reference or 'the reference'} "
-                "and of another arm."
-            )  # fmt: skip
+            needed = f"{MIN_RUNGS} finished rungs of {reference or 'the reference'} and of another arm"
+            return None, f"No verdict yet: it needs {needed}."
         key = tuple(sorted(record.run for record in records if record.spec.arm.name in ready))
         if self._fitted.get(study.entry.name, ((), ""))[0] != key:
             self._fitted[study.entry.name] = (key, _fit(records, ready, reference))
         found = self._fitted[study.entry.name][1]
         if isinstance(found, str):
-            return (), None, f"No verdict yet: {found}"
-        verdicts = tuple(StudyVerdict(verdict, arm) for arm, verdict in found.verdicts.items())
+            return None, f"No verdict yet: {found}"
         asked = len(study.entry.runs)
-        note = f"Verdict so far, from {len(key)} of {asked} runs: it may change with the others."
-        return verdicts, found, note
+        return found, f"Verdict so far, from {len(key)} of {asked} runs: it may change with the others."
 
 
 def _fit(records: Sequence[RunRecord], arms: Sequence[str], reference: str) -> LadderAnalysis | str:
@@ -126,7 +119,7 @@ def _record(file: Path) -> RunRecord | None:
         return None
 
 
-def _curves(status: StudyStatus, directory: str) -> Panel | None:
+def _curves(status: StudyStatus, directory: str) -> list[Panel]:
     """Training loss over tokens of the running runs and of some finished ones."""
     order = {"running": 0, "unknown": 1, "interrupted": 2, "finished": 3}
     rows = sorted((row for row in status.runs if row.status in order), key=lambda row: order[row.status])
@@ -143,10 +136,10 @@ def _curves(status: StudyStatus, directory: str) -> Panel | None:
     left_out = f" {len(rows) - len(shown)} runs are left out." if len(rows) > len(shown) else ""
     caption = f"Means over equal ratios of tokens; running runs end where they are now.{left_out}"
     axes = Axis("tokens", "log"), Axis("training loss (nats per token)")
-    return Panel("Training loss", *axes, tuple(series), caption=caption) if series else None
+    return [Panel("Training loss", *axes, tuple(series), caption=caption)] if series else []
 
 
-def _loss_panel(records: Sequence[RunRecord], law: LadderAnalysis | None) -> Panel | None:
+def _loss_panel(records: Sequence[RunRecord], law: LadderAnalysis | None) -> list[Panel]:
     """Validation loss against compute of the finished runs, with the laws of the verdict so far."""
     import numpy as np
 
@@ -154,13 +147,12 @@ def _loss_panel(records: Sequence[RunRecord], law: LadderAnalysis | None) -> Pan
     for arm, own in grouped(records, lambda record: record.arm).items():
         x, y = [one.flops for one in own], [one.validation_loss for one in own]
         series.append(points(arm, x, y, [one.run for one in own], arm=arm))
-        fitted = law.primary_fit.arms.get(arm) if law is not None else None
-        if fitted is not None:
+        if law is not None and (fitted := law.primary_fit.arms.get(arm)) is not None:
             grid = np.geomspace(min(x), max(x), 50)
             series.append(line(arm, grid, fitted.predict(grid), arm=arm, role="fit"))
     caption = "Finished runs." + ("" if law is None else " Lines are the laws fitted so far.")
     axes = Axis("training compute (FLOPs)", "log"), Axis("validation loss (nats per token)", "log")
-    return Panel("Loss against compute", *axes, tuple(series), caption=caption) if series else None
+    return [Panel("Loss against compute", *axes, tuple(series), caption=caption)] if series else []
 
 
 def _run_table(rows: Sequence[RunRow]) -> Table:

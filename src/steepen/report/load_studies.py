@@ -35,10 +35,7 @@ class LoadedStudy:
 
 
 def expand_studies(names: Sequence[str]) -> list[str]:
-    """Study names, where a directory that holds studies/*/study.json stands for all of them with an answer.
-
-    They come in the order in which they began.
-    """
+    """Study names; a directory with studies/*/study.json stands for those with an answer, as they began."""
     found: list[str] = []
     for name in names:
         folder = Path(name) / "studies"

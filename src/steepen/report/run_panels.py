@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from steepen.laws.fits.compute_law import ArmLaw
-from steepen.report.curves import ladder_title
+from steepen.report.curves import evenly, ladder_title
 from steepen.report.summary import ladder_laws
 from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory, read_metrics
@@ -60,11 +60,7 @@ def source_panels(records: Sequence[RunRecord]) -> list[Panel]:
 def _spread(records: list[RunRecord]) -> list[RunRecord]:
     """At most `MAX_CURVES` runs, evenly spaced in compute, one for each depth first."""
     by_depth = {record.spec.shape.depth: record for record in reversed(records)}
-    ordered = sorted(by_depth.values(), key=lambda record: record.flops)
-    if len(ordered) <= MAX_CURVES:
-        return ordered
-    step = (len(ordered) - 1) / (MAX_CURVES - 1)
-    return [ordered[round(i * step)] for i in range(MAX_CURVES)]
+    return evenly(sorted(by_depth.values(), key=lambda record: record.flops), MAX_CURVES)
 
 
 def _curve(record: RunRecord, directory: Path | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
