@@ -19,6 +19,7 @@ from steepen.reproduction.replay import (
     by_key,
     by_tokens,
     ladder_runs,
+    of_loss,
     our_knob,
     our_name,
     passes_and_depth,
@@ -196,8 +197,8 @@ class PaperStudies:
             fitted = own is not None and abs(rho_of(spec) - own) <= 0.006
             # Where the fitted ρ is 0.30, the two prescriptions are one run.
             words = ("fitrho", "rho0p30") if fitted else ("rho0p30",)
-            loss = next((losses[key] for w in words if (key := (f"tpp{tpp}_{w}", depth)) in losses), None)
-            return None if loss is None else Measured(loss)
+            found = (losses.get((f"tpp{tpp}_{word}", depth)) for word in words)
+            return of_loss(next((loss for loss in found if loss is not None), None))
 
         return self.drive("ablations", find, context, parts=("growth",), rungs=(6, 8, 10, 12, 14, 16))
 
@@ -212,8 +213,7 @@ class PaperStudies:
         def find(spec: RunSpec) -> Measured | None:
             # Of Vanilla's two runs the one that the paper compares the others with.
             same = spec.hyperparameters.embedding_lr_multiplier == vanilla.embedding_lr_multiplier
-            loss = confirmed.get(("vanilla" if same else "own", spec.arm.name))
-            return None if loss is None else Measured(loss)
+            return of_loss(confirmed.get(("vanilla" if same else "own", spec.arm.name)))
 
         arms = [arm for arm in SWEPT[1:] if {("vanilla", arm), ("own", arm)} <= set(confirmed)]
         return self.drive("transfer", find, parts=("probe",), arms=arms)
@@ -325,8 +325,7 @@ class PaperStudies:
 
         def find(spec: RunSpec) -> Measured | None:
             changed = setting_of(spec.hyperparameters, base)
-            key = changed and (changed[0], spec.shape.depth, float(f"{changed[1]:.4g}"))
-            return Measured(losses[key]) if key in losses else None
+            return of_loss(changed and losses.get((changed[0], spec.shape.depth, float(f"{changed[1]:.4g}"))))
 
         return self.drive("lr-rule", find, context, arms=("vanilla",), parts=("screen",))
 
@@ -381,7 +380,7 @@ class PaperStudies:
             if changed is None:
                 return None
             key = (family, changed[0] or "learning_rate", spec.schedule.final, round(changed[1], 4))
-            return Measured(losses[key]) if key in losses else None
+            return of_loss(losses.get(key))
 
         return self.drive("passes", find, context, parts=("hyperparameters",))
 

@@ -84,6 +84,11 @@ class Measured:
 Finder = Callable[[RunSpec], Measured | None]
 
 
+def of_loss(loss: float | None) -> Measured | None:
+    """What was published for a run of which only the loss was, if that."""
+    return None if loss is None else Measured(loss)
+
+
 @dataclass
 class Replay:
     """Drives studies with published measurements and keeps the records it made."""
@@ -169,7 +174,7 @@ def ladder_runs(*tables: str) -> Finder:
 def by_key(rows: Iterable[Row], key: Callable[[Row], Any], of: Callable[[RunSpec], Any]) -> Finder:
     """Runs whose key in a table equals that of the spec."""
     losses = {key(row): row["val_loss"] for row in rows}
-    return lambda spec: Measured(losses[of(spec)]) if of(spec) in losses else None
+    return lambda spec: of_loss(losses.get(of(spec)))
 
 
 def by_tokens(
@@ -181,12 +186,10 @@ def by_tokens(
     """Runs of a key with the nearest number of tokens, if it is within TOLERANCE."""
 
     def find(spec: RunSpec) -> Measured | None:
-        own = [
-            (abs(math.log(tokens(row) / spec.tokens)), row["val_loss"])
-            for row in rows
-            if key(row) == of(spec)
-        ]
-        return Measured(min(own)[1]) if own and min(own)[0] < TOLERANCE else None
+        own = [row for row in rows if key(row) == of(spec)]
+        distances = [(abs(math.log(tokens(row) / spec.tokens)), row["val_loss"]) for row in own]
+        nearest, loss = min(distances, default=(math.inf, None))
+        return of_loss(loss) if nearest < TOLERANCE else None
 
     return find
 
