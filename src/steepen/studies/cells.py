@@ -126,11 +126,7 @@ def lead(study: Work[T], answer: Callable[[Sequence[RunSpec]], Sequence[RunRecor
 
 
 def run_concurrently(parts: Sequence[Work[Any]]) -> Work[Any]:
-    """Run the parts in lockstep and return their results in order.
-
-    The batches that they yield at each step become one, so that a dry run lists them together and all slots
-    are used.
-    """
+    """Run the parts in lockstep, each step's batches as one so that all slots are used; the results."""
     results: list[Any] = [None] * len(parts)
     requested: dict[int, Sequence[RunSpec]] = {}
     answers: dict[int, Sequence[RunRecord | None] | None] = dict.fromkeys(range(len(parts)))

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from steepen.errors import SteepenError, UsageError, require_positive
 from steepen.laws.analysis import MethodChoice
@@ -206,12 +206,10 @@ class StudyContext:
             self.preset.batch_tokens,
         )
 
-    def base_run(self, arm: Arm, recipe: Recipe, **changes: Any) -> PlannedRun:
-        """A run of the base size on the base tokens, with some hyperparameters changed."""
-        changed = replace(recipe, base=replace(recipe.base, **changes), learning_rate_exponent=0.0)
-        if "learning_rate" in changes:
-            changed = replace(changed, learning_rate_base=None)
-        return changed.at_budget(arm, self.preset.base_depth, self.size_rule, tokens=self.preset.fixed_tokens)
+    def base_run(self, arm: Arm, recipe: Recipe) -> PlannedRun:
+        """A run of the base size on the base tokens, with one learning rate for all sizes."""
+        constant, depth = replace(recipe, learning_rate_exponent=0.0), self.preset.base_depth
+        return constant.at_budget(arm, depth, self.size_rule, tokens=self.preset.fixed_tokens)
 
 
 def starting_arm(arm: Arm) -> Arm:

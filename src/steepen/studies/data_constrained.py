@@ -418,10 +418,7 @@ def _cheapest_depth(tuned: Cells, cells: Cells) -> tuple[int, float] | None:
 
 
 def frontier_gap(fixed: Rows[Any], tuned: Rows[Any]) -> float | None:
-    """The largest loss by which the frontier of `tuned` lies below that of `fixed`, where both have runs.
-
-    A frontier is the lower convex envelope of loss against compute.
-    """
+    """The largest loss by which `_frontier` of `tuned` lies below that of `fixed`, where both have runs."""
     if min(len(fixed.having("loss")), len(tuned.having("loss"))) < 2:
         return None
     edges = [_frontier(fixed), _frontier(tuned)]
@@ -435,10 +432,7 @@ def frontier_gap(fixed: Rows[Any], tuned: Rows[Any]) -> float | None:
 
 
 def _frontier_factor(tuned: Cells, fixed: Cells, change: float = 0.0) -> float | None:
-    """Compute of the best tuned one-pass run over that of the frontier of all passes at the same loss.
-
-    `change` is added to that loss.
-    """
+    """Compute of the best tuned one-pass run over that of all passes' frontier at its loss plus `change`."""
     best, runs = _best_one_pass(tuned), fixed.having("loss")
     if best is None or len(runs) < 2:
         return None

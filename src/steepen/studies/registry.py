@@ -215,10 +215,7 @@ STUDIES: dict[str, StudyEntry] = {
 
 
 def find_study(study: str | Callable[..., Study]) -> StudyEntry:
-    """A study by name, a custom one by `module:function`, or a function itself.
-
-    A custom study is stopped by a run that diverges.
-    """
+    """A study by name; a custom one, by `module:function` or itself, is stopped by a run that diverges."""
     if callable(study) or ":" in study:
         target = object_name(study, "study")
         name = target.rpartition(":")[2].rpartition(".")[2].replace("_", "-")

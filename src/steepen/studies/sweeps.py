@@ -122,7 +122,7 @@ def fit_drift_over(cells: Cells, size: str) -> Drift | None:
 
 def law_values(law: PowerLawFit | None) -> dict[str, Any]:
     """Exponent, standard error, p-value and detectable exponent of a law; two points have only the first."""
-    if law is None or law.degrees_of_freedom == 0:
+    if law is None or law.degrees_of_freedom < 1:
         return {"exponent": law and law.exponent, "error": None, "p": None, "detectable": None}
     known = {"error": law.standard_error, "p": law.p_value, "detectable": law.detectable}
     return {"exponent": law.exponent, **known}

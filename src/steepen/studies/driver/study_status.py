@@ -71,11 +71,10 @@ def study_status(journal: Journal, runs_directory: Path | None = None) -> StudyS
     known = {row.run: row for row in store.rows(runs=[asked.run for asked in entry.runs])}
     rows = tuple(_row(asked, known.get(asked.run)) for asked in entry.runs)
     counts = Counter(row.status for row in rows)
-    fractions = {row.run: _fraction_done(row, store) for row in rows}
     noted = shared_fractions(store)
     shared = {row.run: _shared_fraction(row, noted) for row in rows}
     # What is left of a run begins where the run itself does.
-    begun = {run: max(fraction, shared[run]) for run, fraction in fractions.items()}
+    begun = {row.run: max(_fraction_done(row, store), shared[row.run]) for row in rows}
     left = [row for row in rows if row.status != "finished" and row.failure_kind != "Diverged"]
     return StudyStatus(
         name=entry.name,

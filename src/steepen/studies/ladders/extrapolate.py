@@ -10,7 +10,6 @@ import numpy as np
 
 from steepen.errors import UsageError
 from steepen.laws.analysis import LadderAnalysis
-from steepen.laws.verdict.holdout import HeldOutLoss
 from steepen.model.arms import find_arm
 from steepen.studies.answer import Axis, Draft, Panel, Series, Study
 from steepen.studies.cells import table
@@ -80,18 +79,14 @@ def extrapolate(
     )
     _add_held_out(draft, own, depth, analysis, measured)
     draft.tables += [report.verdict_table(analysis), report.runs_table(everything)]
-    _add_projection(draft, analysis, own, reference.name, grid.project)
+    _add_projection(draft, analysis, own, grid.project)
     _add_score_forecasts(draft, measured, held, reference.name)
     question = f"Does the law fitted to the ladder predict {own.label} at d{depth}?"
     return draft.answer("extrapolate", question, SECTION)
 
 
 def _add_held_out(
-    draft: Draft,
-    own: LadderSpec,
-    depth: int,
-    analysis: LadderAnalysis,
-    measured: Sequence[MeasuredLadder],
+    draft: Draft, own: LadderSpec, depth: int, analysis: LadderAnalysis, measured: Sequence[MeasuredLadder]
 ) -> None:
     """Add the forecast of the held-out run against what came out: a sentence, a row and the panels."""
     score = analysis.hold_out[0]
@@ -105,10 +100,8 @@ def _add_held_out(
     )
     loss, reducible = report.law_panels(analysis, measured)
     irreducible = analysis.primary_fit.arms[own.label].e.value
-    draft.panels += [
-        _with_forecast(loss, own, score, measured, analysis, 0.0),
-        _with_forecast(reducible, own, score, measured, analysis, irreducible),
-    ]
+    draft.panels.append(_with_forecast(loss, own, measured, analysis, 0.0))
+    draft.panels.append(_with_forecast(reducible, own, measured, analysis, irreducible))
     row = {
         "arm": own.label, "depth": depth, "FLOPs": score.flops, "observed": score.observed,
         "forecast": score.forecast, "low": low, "high": high, "observed − forecast": score.error,
@@ -120,19 +113,14 @@ def _add_held_out(
 
 
 def _add_projection(
-    draft: Draft,
-    analysis: LadderAnalysis,
-    own: LadderSpec,
-    reference: str,
-    multiples: Sequence[float],
+    draft: Draft, analysis: LadderAnalysis, own: LadderSpec, multiples: Sequence[float]
 ) -> None:
     """Add the fitted multiplier beyond the ladders, and its values at multiples of the held-out run."""
-    compute, fit = analysis.hold_out[0].flops, analysis.primary_fit
+    compute, fit, reference = analysis.hold_out[0].flops, analysis.primary_fit, analysis.request.reference
     low = min(law.flops_range[0] for law in fit.arms.values())
     x = np.geomspace(low, compute * max(1.0, *multiples), 80)
-    if own.label == reference:
-        return
-    curve = analysis.judge.multipliers(own.label, reference, x, extrapolate=True)
+    beside = own.label != reference
+    curve = analysis.judge.multipliers(own.label, reference, x, extrapolate=True) if beside else []
     if not curve:
         return
     end = min(fit.arms[own.label].flops_range[1], fit.arms[reference].flops_range[1])
@@ -164,10 +152,7 @@ def _add_projection(
 
 
 def _add_score_forecasts(
-    draft: Draft,
-    measured: Sequence[MeasuredLadder],
-    held: Sequence[MeasuredLadder],
-    reference: str,
+    draft: Draft, measured: Sequence[MeasuredLadder], held: Sequence[MeasuredLadder], reference: str
 ) -> None:
     """Add forecasts of answer NLL and CORE, where the runs have been evaluated."""
     runs = [run for one in (*measured, *held) for run in one.scores.runs]
@@ -181,25 +166,15 @@ def _add_score_forecasts(
 
 
 def _with_forecast(
-    panel: Panel,
-    own: LadderSpec,
-    score: HeldOutLoss,
-    measured: Sequence[MeasuredLadder],
-    analysis: LadderAnalysis,
-    subtract: float,
+    panel: Panel, own: LadderSpec, measured: Sequence[MeasuredLadder], analysis: LadderAnalysis, less: float
 ) -> Panel:
-    """The panel with every law dashed up to the held-out run's compute, and that run as a square.
-
-    `subtract` is taken off every loss.
-    """
-    added: list[Series] = []
+    """The panel with every law dashed up to the held-out run, a square; `less` is taken off every loss."""
+    added, score = list[Series](), analysis.hold_out[0]
     for one in measured:
         name, law = one.spec.label, analysis.primary_fit.arms[one.spec.label]
         x = np.geomspace(law.flops_range[1], max(score.flops, law.flops_range[1] * 1.01), 30)
-        added.append(
-            line(name, x, law.predict(x) - subtract, arm=one.spec.arm.name, role="extrapolated",
-                 style="dashed")
-        )  # fmt: skip
-    x, y = (score.flops,), (score.observed - subtract,)
+        fields: dict[str, Any] = {"arm": one.spec.arm.name, "role": "extrapolated", "style": "dashed"}
+        added.append(line(name, x, law.predict(x) - less, **fields))
+    x, y = (score.flops,), (score.observed - less,)
     added.append(Series(own.label, "points", x, y, arm=own.arm.name, role="held_out", marker="square"))
     return replace(panel, series=(*panel.series, *added))

@@ -118,10 +118,7 @@ def law_panels(
         y = np.array([record.validation_loss for record in records])
         runs = [record.run for record in records]
         grid = np.geomspace(min(x), max(x), 60)
-        for series, less, detail in (
-            (loss, 0.0, f"γ = {law.gamma.value:.4f}"),
-            (reducible, law.e.value, ""),
-        ):
+        for series, less, detail in ((loss, 0.0, f"γ = {law.gamma.value:.4f}"), (reducible, law.e.value, "")):
             series.append(points(name, x, y - less, runs, **one.curve))
             series.append(line(name, grid, law.predict(grid) - less, role="fit", detail=detail, **one.curve))
     one_e = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from steepen.evaluation.forecast import Forecast, Held
 from steepen.evaluation.scored_runs import Score, ScoreSeries
 from steepen.laws.fits.compute_law import ArmLaw
+from steepen.results.panel import Lines
 from steepen.studies.answer import Axis, Panel, Series, Table
 from steepen.studies.cells import table
 from steepen.studies.plotting import line, points
@@ -50,7 +51,7 @@ def _held_out_points(one: ScoreSeries, held: Held, score: Score) -> list[Series]
     """Runs that took part in no fit, as squares."""
     rows = [(run.flops, value) for run in held.get(one.label, ()) if (value := score(run)) is not None]
     square: dict[str, Any] = {"role": "held_out", "marker": "square", "filled": False, **one.curve}
-    return [points(one.label, [row[0] for row in rows], [row[1] for row in rows], **square)] if rows else []
+    return [points(one.label, *zip(*rows, strict=True), **square)] if rows else []
 
 
 def metric_forecast_panel(
@@ -79,20 +80,16 @@ def core_panel(forecast: Forecast, scope: Scope, group: str = "") -> Panel:
         drawn.append(points(one.label, own.flops, own.score, **one.curve))
         drawn += _law_curves(one, own.flops, lambda x, one=one: forecast.fit.predict(one.label, x), farthest)
         crossed = [(at[one.label], forecast.references[name]) for name, at in forecast.crossings.items()]
-        inside = [(flops, score) for flops, score in crossed if 0 < flops < UNREACHABLE]
-        if inside:
+        if inside := [at for at in crossed if 0 < at[0] < UNREACHABLE]:
             star: dict[str, Any] = {"role": "extrapolated", "marker": "star", "note": "reaches a reference"}
-            x, y = [flops for flops, _ in inside], [score for _, score in inside]
-            drawn.append(points(one.label, x, y, **star, **one.curve))
+            drawn.append(points(one.label, *zip(*inside, strict=True), **star, **one.curve))
         drawn += _held_out_points(one, scope.held, forecast.score)
-    panel = Panel("CORE", COMPUTE, Axis("CORE (centred accuracy)"), tuple(drawn), group=group)
     scores = forecast.references.items()
-    return replace(
-        panel,
-        lines=tuple(("y", score, name + _ratio_words(forecast, name)) for name, score in scores),
-        caption="Task laws, task sigmoids and one factor to CORE; dashed beyond the runs; squares were in no "
-        "fit.",
+    lines: Lines = tuple(("y", score, name + _ratio_words(forecast, name)) for name, score in scores)
+    caption = (
+        "Task laws, task sigmoids and one factor to CORE; dashed beyond the runs; squares were in no fit."
     )
+    return Panel("CORE", COMPUTE, Axis("CORE (centred accuracy)"), tuple(drawn), lines, caption, group=group)
 
 
 def crossing_ratio(forecast: Forecast, reference: str, base: str, label: str) -> float | None:
@@ -133,8 +130,7 @@ def _sigmoid(forecast: Forecast, task: str) -> list[Series]:
     tables, curve = forecast.checkpoints, forecast.fit.sigmoids[task]
     every = np.concatenate([own.nll[task] for own in tables.values()])
     low, high = float(every.min()), float(every.max())
-    wide = 0.5 * (high - low)
-    inside = np.linspace(low, high, CURVE_POINTS)
+    wide, inside = 0.5 * (high - low), np.linspace(low, high, CURVE_POINTS)
     dashed: dict[str, Any] = {"role": "extrapolated", "style": "dashed"}
     outside = (np.linspace(max(low - wide, 0.0), low, 30), np.linspace(high, high + wide, 30))
     return [
@@ -150,18 +146,14 @@ def _sigmoid(forecast: Forecast, task: str) -> list[Series]:
 def crossing_table(forecast: Forecast, base: str, suffix: str = "") -> Table:
     """The compute each series needs for each reference score, and the ratio to the first series."""
     labels = [one.label for one in forecast.series]
+    others = [label for label in labels if label != base]
     rows = [
         {
-            "reference": name,
-            "CORE": score,
+            "reference": name, "CORE": score,
             **{f"{label} (FLOPs)": forecast.crossings[name][label] for label in labels},
-            **{
-                f"{base} over {label}": crossing_ratio(forecast, name, base, label)
-                for label in labels
-                if label != base
-            },
+            **{f"{base} over {label}": crossing_ratio(forecast, name, base, label) for label in others},
         }
         for name, score in forecast.references.items()
-    ]
+    ]  # fmt: skip
     caption = "Forecasts far beyond the runs: they assume that the laws and sigmoids go on."
     return table(f"Compute forecast to match published scores{suffix}", rows, caption)

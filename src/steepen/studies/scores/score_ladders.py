@@ -56,11 +56,12 @@ def score_multipliers(series: Sequence[ScoreSeries], reference: ScoreSeries) -> 
     for kind in measured_metrics(series):
         columns = {one.label: one.metric(kind.field) for one in series}
         base = columns.pop(reference.label)
-        own = {label: column for label, column in columns.items() if min(len(base[0]), len(column[0])) >= 2}
-        if own:
-            found[kind.name] = {
-                n: matched_metric(base, column, rises=kind.rises) for n, column in own.items()
-            }
+        own = {
+            label: matched_metric(base, column, rises=kind.rises)
+            for label, column in columns.items()
+            if min(len(base[0]), len(column[0])) >= 2
+        }
+        found |= {kind.name: own} if own else {}
     return found
 
 
@@ -72,12 +73,12 @@ def multiplier_panels(
     axes = Axis(f"compute of {reference.label} (FLOPs)", "log"), Axis("compute multiplier", "log")
     caption = "Interpolated between measurements, never beyond them."
     fields: dict[str, Any] = {"group": MULTIPLIERS + suffix, "columns": len(METRICS)}
+    lines: Lines = (("y", 1.0, reference.label),)
     panels: list[Panel] = []
     for name, by_series in found.items():
         drawn = [multiplier_curve(label, rows, curves[label]) for label, rows in by_series.items()]
-        lines: Lines = (("y", 1.0, reference.label),)
-        curves_of = tuple(curve for own in drawn for curve in own)
-        panels.append(Panel(f"at equal {name}{suffix}", *axes, curves_of, lines, caption, **fields))
+        every = tuple(curve for own in drawn for curve in own)
+        panels.append(Panel(f"at equal {name}{suffix}", *axes, every, lines, caption, **fields))
     return panels
 
 

@@ -48,12 +48,9 @@ DISCRETE: dict[str, dict[str, tuple[float, ...]]] = {
 
 @dataclass(frozen=True)
 class SweepResult(Row):
-    """One sweep of the chain: arm, round, sweep, baseline, the settings adopted, and the best loss so far.
+    """One sweep of the chain: arm, round, sweep, baseline, the settings adopted, and the best loss so far."""
 
-    `tried` are its other runs, by `setting` and `value`.
-    """
-
-    tried: Cells
+    tried: Cells  # its other runs, by `setting` and `value`
 
     @property
     def combined(self) -> bool:

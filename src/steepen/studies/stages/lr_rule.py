@@ -269,17 +269,15 @@ def _sentence(arm: str, rule: LearningRateRule, own: Sequence[HyperparameterSwee
     law = own[0].rate_law
     if law is None:
         return f"{arm}: too few learning-rate optima lie inside their sweeps for a rule; the recipe's stays."
-    law_words = f"GLR(N) ∝ N^{rule.learning_rate_exponent:+.1f}"
+    scaling = f"GLR(N) ∝ N^{rule.learning_rate_exponent:+.1f}"
     if own[0].kind != "constant":
-        base = (
-            "" if rule.learning_rate_base is None else f" with {rule.learning_rate_base:.2g} at the base size"
-        )
+        base = f" with {rule.learning_rate_base:.2g} at the base size" if rule.learning_rate_base else ""
         return (
-            f"{arm}: {law_words}{base}: the inherited rule (β = {rule.inherited_exponent:+.1f}) plus the "
+            f"{arm}: {scaling}{base}: the inherited rule (β = {rule.inherited_exponent:+.1f}) plus the "
             f"drift of the optimum around it, {_exponent(law)}."
         )
     gain = "".join(_gain(own[0], scaled) for scaled in own[1:])
-    return f"{arm}: {law_words} (fitted {_exponent(law)}){gain}."
+    return f"{arm}: {scaling} (fitted {_exponent(law)}){gain}."
 
 
 def _gain(constant: HyperparameterSweeps, scaled: HyperparameterSweeps) -> str:
@@ -319,14 +317,15 @@ def _screened(one: HyperparameterSweeps) -> str:
 
 
 def _values(one: HyperparameterSweeps) -> dict[str, Any]:
-    law = {"exponent": "exponent", "error": "standard_error", "interval": "interval", "p_value": "p_value"}
+    # All None without a law.
+    of_law = {"exponent": "exponent", "error": "standard_error", "interval": "interval", "p_value": "p_value"}
     return {
         "arm": one.arm,
         "recipe": one.recipe,
         "centres": {cell["depth"]: cell.loss for cell in one.base},
         "hyperparameters": {
             name: {
-                **{key: getattr(drift.law, field, None) for key, field in law.items()},  # without a law, None
+                **{key: getattr(drift.law, field, None) for key, field in of_law.items()},
                 "regret": drift.regret,
                 "range": drift.span,
                 "optima": [[v.budget, v.x, v.interior] for v in drift.vertices],
@@ -372,10 +371,7 @@ def _comparison(swept: Sequence[HyperparameterSweeps]) -> Table:
 
 
 def _sweep_panels(swept: Sequence[HyperparameterSweeps]) -> list[Panel]:
-    """A figure for each arm: one panel for each hyperparameter, constant and scaled recipes together.
-
-    A screen has a figure of its own.
-    """
+    """A figure for each arm (constant and scaled recipes together) and screen: a panel for each name."""
     panels: list[Panel] = []
     for arm, screen in dict.fromkeys((one.arm, one.kind == "screen") for one in swept):
         own = [one for one in swept if one.arm == arm and (one.kind == "screen") == screen]
