@@ -209,34 +209,26 @@ def _hyperparameters(context: StudyContext) -> Work[Draft]:
     cells = yield from measure(context, plan_grid(plan, family=FAMILIES, **axes, multiple=multiples))
     draft, rows = Draft(runs=cells.column("run")), list[dict[str, Any]]()
     for family in FAMILIES:
-        own = cells.where(family=family)
-        swept = {name: own.where(name=name) for name in grid.transferred}
-        drifts = {name: drift for name, of in swept.items() if (drift := fit_drift_over(of, "passes"))}
-        laws = {name: law_values(drift.law) for name, drift in drifts.items()}
-        words = "; ".join(_drift_words(name, drift) for name, drift in drifts.items())
-        draft.findings.append(
-            f"{family}, {own[0].spec.tokens:,} tokens at every K: the best values go from {words}."
-        )
-        optima = {
-            name: [[v.budget, v.x, v.interior] for v in drift.vertices] for name, drift in drifts.items()
-        }
-        draft.values[family] = {
-            name: {"optima": own, "exponent": laws[name]["exponent"]} for name, own in optima.items()
-        }
-        draft.fits += [StudyFit(drift, name, "passes", family) for name, drift in drifts.items()]
-        draft.panels += [
-            _drift_panel(family, name, of, drifts.get(name))
-            for name, of in swept.items()
-            if of.having("loss")
-        ]
-        rows += [
-            {
-                "family": family, "hyperparameter": name, "K": vertex.budget, "best multiple": vertex.x,
-                "inside": vertex.interior, "exponent in K": laws[name]["exponent"], "p": laws[name]["p"],
-            }
-            for name, drift in drifts.items()
-            for vertex in drift.vertices
-        ]  # fmt: skip
+        of_family = cells.where(family=family)
+        values, words = dict[str, Any](), list[str]()
+        for name in grid.transferred:
+            own = of_family.where(name=name)
+            drift = fit_drift_over(own, "passes")
+            draft.panels += [_drift_panel(family, name, own, drift)] if own.having("loss") else []
+            if drift is None:
+                continue
+            law, optima = law_values(drift.law), [[v.budget, v.x, v.interior] for v in drift.vertices]
+            values[name] = {"optima": optima, "exponent": law["exponent"]}
+            words.append(_drift_words(name, drift))
+            draft.fits.append(StudyFit(drift, name, "passes", family))
+            rows += [
+                {"family": family, "hyperparameter": name, "K": k, "best multiple": x, "inside": inside,
+                 "exponent in K": law["exponent"], "p": law["p"]}
+                for k, x, inside in optima
+            ]  # fmt: skip
+        tokens = f"{of_family[0].spec.tokens:,} tokens at every K"
+        draft.findings.append(f"{family}, {tokens}: the best values go from {'; '.join(words)}.")
+        draft.values[family] = values
     caption = "Multiples of the two-pass base value; the exponent is of best ∝ K^exponent."
     draft.tables.append(table("Best values by number of passes", rows, caption))
     return draft

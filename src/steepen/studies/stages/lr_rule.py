@@ -209,27 +209,16 @@ def lr_rule_answer(
     context: StudyContext, swept: Sequence[HyperparameterSweeps], rules: dict[str, LearningRateRule]
 ) -> Answer:
     """The answer of the learning-rate study; `rules` are those to use, by arm."""
-    fitted = [one for one in swept if one.kind != "screen"]
     depths = context.preset.grids.lr_rule.depths
     draft = Draft(
-        findings=[
-            _sentence(arm, rule, [one for one in fitted if one.arm == arm]) for arm, rule in rules.items()
-        ],
+        findings=[_sentence(arm, rule, swept) for arm, rule in rules.items()],
         values={
             "rules": {arm: asdict(rule) for arm, rule in rules.items()},
             "drift": [_values(one) for one in swept],
         },
-        fits=[
-            StudyFit(drift, name, "stored parameters", one.arm, one.recipe)
-            for one in swept
-            for name, drift in one.drifts.items()
-        ],
-        panels=[*_sweep_panels(swept), *(_drift_panel(one, one.rate_law) for one in swept if one.rate_law)],
+        panels=_sweep_panels(swept),
         tables=[_drift_table(swept), _comparison(swept)],
-        warnings=[
-            *_left_out({one.arm: one for one in fitted}, depths),
-            *(warning for one in fitted for warning in _warnings(one)),
-        ],
+        warnings=_left_out({one.arm: one for one in swept if one.kind != "screen"}, depths),
         method=[
             f"Compute-optimal runs at depths {', '.join(map(str, depths))}; one hyperparameter at a time at "
             "multiples of its base value.",
@@ -238,9 +227,19 @@ def lr_rule_answer(
             "Regret is the mean loss at 0.5× and 2× the base value minus the loss at the base; range is the "
             "whole span of the slice; both at the largest size.",
         ],
-        runs=[run for one in swept for run in one.cells.column("run")],
     )
-    draft.findings += [_screened(one) for one in swept if one.kind == "screen"]
+    for one in swept:
+        draft.runs += one.cells.column("run")
+        draft.panels += [_drift_panel(one, one.rate_law)] if one.rate_law else []
+        draft.findings += [_screened(one)] if one.kind == "screen" else []
+        for name, drift in one.drifts.items():
+            draft.fits.append(StudyFit(drift, name, "stored parameters", one.arm, one.recipe))
+            out = sum(vertex.censored for vertex in drift.vertices)
+            if out and one.kind != "screen":
+                draft.warnings.append(
+                    f"{one.arm}, {one.recipe}: {out} of {len(drift.vertices)} optima of {name} lie outside "
+                    "their sweeps and take no part in the drift"
+                )
     question = "How must the learning rate change with model size, and must anything else?"
     return draft.answer("lr-rule", question, SECTION)
 
@@ -255,17 +254,8 @@ def _left_out(swept: dict[str, HyperparameterSweeps], depths: Sequence[int]) -> 
     ]
 
 
-def _warnings(one: HyperparameterSweeps) -> list[str]:
-    censored = {name: sum(v.censored for v in drift.vertices) for name, drift in one.drifts.items()}
-    return [
-        f"{one.arm}, {one.recipe}: {out} of {len(one.drifts[name].vertices)} optima of {name} lie outside "
-        "their sweeps and take no part in the drift"
-        for name, out in censored.items()
-        if out
-    ]
-
-
-def _sentence(arm: str, rule: LearningRateRule, own: Sequence[HyperparameterSweeps]) -> str:
+def _sentence(arm: str, rule: LearningRateRule, swept: Sequence[HyperparameterSweeps]) -> str:
+    own = [one for one in swept if one.arm == arm and one.kind != "screen"]
     law = own[0].rate_law
     if law is None:
         return f"{arm}: too few learning-rate optima lie inside their sweeps for a rule; the recipe's stays."

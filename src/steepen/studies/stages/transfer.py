@@ -74,34 +74,33 @@ def _probe(context: StudyContext, source_arm: Arm, chosen: Sequence[Arm]) -> Wor
     members = (source_arm, *chosen)
     cells = yield from measure(context, plan_grid(plan, arm=members, recipe=("own", "transferred")))
     require_all_finished([cell.spec for cell in cells], [cell.record for cell in cells])
-    names = [arm.name for arm in members]
-    losses = {
-        name: {kind: cells.where(arm=name, recipe=kind)[0].loss for kind in ("transferred", "own")}
-        for name in names
-    }
-    regret = {name: own["transferred"] - own["own"] for name, own in losses.items()}
-    rows = [
-        {
-            "arm": name, "transferred loss": own["transferred"],
-            f"Δ against {source} ×10³": 1e3 * (own["transferred"] - losses[source]["transferred"]),
-            "own loss": own["own"], "regret ×10³": 1e3 * regret[name],
-        }
-        for name, own in losses.items()
-    ]  # fmt: skip
-    caption = "Regret: loss with the transferred recipe minus loss with the arm's own, at the base size."
-    return Draft(
-        findings=[_sentence(name, source, regret[name], threshold) for name in names[1:]],
-        values={"probe": {name: {**losses[name], "regret": regret[name]} for name in names}},
-        tables=[table(f"Transfer probe from the {source} recipe", rows, caption)],
-        warnings=[
-            f"{source}'s recipe is better for {name} than its own, which is not tuned for this size "
-            f"and data: tune it first (`steepen study fit-recipe --arms {name}`)"
-            for name in names[1:]
-            if losses[name]["transferred"] < losses[name]["own"] - threshold
-        ],
+    draft = Draft(
+        values={"probe": {}},
         method=[f"Base size on {context.preset.fixed_tokens:,} tokens, one seed."],
         runs=cells.column("run"),
     )
+    rows: list[dict[str, Any]] = []
+    base = cells.where(arm=source, recipe="transferred")[0].loss
+    for name in (arm.name for arm in members):
+        own, transferred = (cells.where(arm=name, recipe=kind)[0].loss for kind in ("own", "transferred"))
+        regret = transferred - own
+        draft.values["probe"][name] = {"transferred": transferred, "own": own, "regret": regret}
+        rows.append({
+            "arm": name, "transferred loss": transferred,
+            f"Δ against {source} ×10³": 1e3 * (transferred - base), "own loss": own,
+            "regret ×10³": 1e3 * regret,
+        })  # fmt: skip
+        if name == source:
+            continue
+        draft.findings.append(_sentence(name, source, regret, threshold))
+        if transferred < own - threshold:
+            draft.warnings.append(
+                f"{source}'s recipe is better for {name} than its own, which is not tuned for this size "
+                f"and data: tune it first (`steepen study fit-recipe --arms {name}`)"
+            )
+    caption = "Regret: loss with the transferred recipe minus loss with the arm's own, at the base size."
+    draft.tables.append(table(f"Transfer probe from the {source} recipe", rows, caption))
+    return draft
 
 
 def _sentence(name: str, source: str, regret: float, threshold: float) -> str:
