@@ -26,6 +26,7 @@ from steepen.studies.preset import SWEPT
 from steepen.studies.registry import choose_parts
 from steepen.studies.stages.chain_tuning import DISCRETE
 from steepen.studies.sweeps import fit_drift_over, interior, law_values
+from steepen.utils.rows import grouped
 
 SECTION = "Appendix A.4.4, Stage 4: Fit the Learning-Rate Rule"
 RecipeKind = Literal["constant", "scaled", "screen"]  # learning rate constant over sizes, or by the rule
@@ -363,8 +364,7 @@ def _comparison(swept: Sequence[HyperparameterSweeps]) -> Table:
 def _sweep_panels(swept: Sequence[HyperparameterSweeps]) -> list[Panel]:
     """A figure for each arm (constant and scaled recipes together) and screen: a panel for each name."""
     panels: list[Panel] = []
-    for arm, screen in dict.fromkeys((one.arm, one.kind == "screen") for one in swept):
-        own = [one for one in swept if one.arm == arm and (one.kind == "screen") == screen]
+    for (_, screen), own in grouped(swept, lambda one: (one.arm, one.kind == "screen")).items():
         made = [_screen_panel(own[0], name) if screen else _panel(own, name) for name in own[0].names]
         panels += [panel for panel in made if panel.series]
     return panels
