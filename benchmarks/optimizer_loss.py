@@ -116,7 +116,9 @@ class Comparison:
 
     def spec(self, arm: str, name: str, rate: float, seed: int) -> RunSpec:
         found = find_arm(arm)
-        rung = self.context.base_run(found, self.context.recipe(found), learning_rate=rate)
+        recipe = self.context.recipe(found)
+        recipe = replace(recipe, base=replace(recipe.base, learning_rate=rate), learning_rate_base=None)
+        rung = self.context.base_run(found, recipe)
         optimizer, schedule = SETTINGS[name]
         if name == "authors":
             schedule = replace(schedule, rewarm_steps=self.options.rewarm)
