@@ -311,6 +311,9 @@ def _decay_panel(optima: Optima) -> Panel:
 
 def _decay_sweeps(optima: Optima) -> list[Panel]:
     """Loss against weight decay, one panel for each stored depth, one curve for each number of passes."""
+    axes = Axis("weight decay", "log"), Axis("validation loss", "log")
+    caption = "Stars: vertices of parabolas through the five lowest; hollow: best measured."
+    fields: dict[str, Any] = {"group": "Weight decay at each stored depth", "columns": 4}
     panels: list[Panel] = []
     for depth, at in optima.by("depth").items():
         series: list[Series] = []
@@ -318,13 +321,7 @@ def _decay_sweeps(optima: Optima) -> list[Panel]:
             series += plot.joined_curves(one.cells, "decay", "loss", "passes")
             label, curve = plot.family_curve("passes", one["passes"])
             series.append(plot.optimum_star(label, one.vertex, **curve))
-        panels.append(
-            Panel(
-                f"d{depth}", Axis("weight decay", "log"), Axis("validation loss", "log"), tuple(series),
-                caption="Stars: vertices of parabolas through the five lowest; hollow: best measured.",
-                group="Weight decay at each stored depth", columns=4,
-            )
-        )  # fmt: skip
+        panels.append(Panel(f"d{depth}", *axes, tuple(series), caption=caption, **fields))
     return panels
 
 

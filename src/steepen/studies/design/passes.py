@@ -149,7 +149,9 @@ def _with_error(law: PowerLawFit) -> str:
 
 def _sweep_panels(family: str, optima: Optima) -> list[Panel]:
     """Loss against K less the loss at K = 1, a panel for each depth."""
-    panels: list[Panel] = []
+    axes = Axis("passes K", "log"), Axis("loss − loss at K = 1")
+    caption = "At fixed compute: more passes mean fewer tokens."
+    panels, group = list[Panel](), f"{family}: passes at fixed anchor and compute"
     for depth, at in optima.by("depth").items():
         series: list[Series] = []
         for one in at:
@@ -157,17 +159,13 @@ def _sweep_panels(family: str, optima: Optima) -> list[Panel]:
             base = next(iter(one.cells.where(passes=1).column("loss")), 0.0)
             curves = sweep_curves(one.cells, "passes", "loss", "tpp", {one["tpp"]: one.vertex}, log=True)
             series += [replace(curve, y=tuple(value - base for value in curve.y)) for curve in curves]
-        panels.append(
-            Panel(f"{family}, d{depth}", Axis("passes K", "log"), Axis("loss − loss at K = 1"), tuple(series),
-                  (("y", 0.0, ""),), "At fixed compute: more passes mean fewer tokens.",
-                  group=f"{family}: passes at fixed anchor and compute")
-        )  # fmt: skip
+        panels.append(Panel(f"{family}, d{depth}", *axes, tuple(series), (("y", 0.0, ""),), caption, group))
     return panels
 
 
 def _law_panels(family: str, optima: Optima, laws: dict[str, PowerLawFit]) -> list[Panel]:
     """What is best against the tokens per parameter of one pass, with the fitted laws."""
-    panels: list[Panel] = []
+    panels, group = list[Panel](), f"{family}: the best passes against tokens per parameter"
     inside, outside = optima.where(bracketed=True), optima.where(bracketed=False)
     x = inside.column("tpp")
     for name, label in QUANTITIES.items():
@@ -180,10 +178,8 @@ def _law_panels(family: str, optima: Optima, laws: dict[str, PowerLawFit]) -> li
         if name in laws:
             ends = [min(x), max(x)]
             series.append(line("fitted", ends, map(laws[name].predict, ends), role="fit"))
-        panels.append(
-            Panel(f"{family}: {label}", Axis("tokens per parameter at K = 1", "log"), Axis(label, "log"),
-                  tuple(series), group=f"{family}: the best passes against tokens per parameter")
-        )  # fmt: skip
+        axes = Axis("tokens per parameter at K = 1", "log"), Axis(label, "log")
+        panels.append(Panel(f"{family}: {label}", *axes, tuple(series), group=group))
     return panels
 
 

@@ -35,6 +35,11 @@ LISTED: dict[str, tuple[float, ...]] = {
     name: values for settings in DISCRETE.values() for name, values in settings.items()
 }
 LISTED["adam_eps"] = (1e-14, 1e-12, *LISTED["adam_eps"])  # the paper's screen also goes below the base
+BOTH_RECIPES = "one hyperparameter at a time, constant and scaled recipes"
+BESIDE = (
+    "Solid and filled: the learning rate by the rule; dashed and hollow: constant over sizes. "
+    "Stars: optima of the scaled recipe. β is the drift under the constant one."
+)
 
 
 @dataclass(frozen=True)
@@ -386,18 +391,10 @@ def _panel(own: Sequence[HyperparameterSweeps], name: str) -> Panel:
     first, words = own[0], name.replace("_", " ")
     law = first.drifts[name].law if first.kind == "constant" and name in first.drifts else None
     beta = "" if law is None else f", β = {law.exponent:+.2f}".replace("-", "−")
-    return Panel(
-        f"{first.arm}: {paper_code(name) or words}{beta}",
-        Axis(f"{words} (× base)", "log"),
-        Axis("validation loss", "log"),
-        tuple(series for one in own for series in _curves(one, name, beside)),
-        caption="Solid and filled: the learning rate by the rule; dashed and hollow: constant over sizes. "
-        "Stars: optima of the scaled recipe. β is the drift under the constant one."
-        if beside
-        else "",
-        group=f"{first.arm}: one hyperparameter at a time, constant and scaled recipes",
-        columns=4,
-    )
+    title, group = f"{first.arm}: {paper_code(name) or words}{beta}", f"{first.arm}: {BOTH_RECIPES}"
+    axes = Axis(f"{words} (× base)", "log"), Axis("validation loss", "log")
+    series = tuple(series for one in own for series in _curves(one, name, beside))
+    return Panel(title, *axes, series, caption=BESIDE if beside else "", group=group, columns=4)
 
 
 def _curves(one: HyperparameterSweeps, name: str, beside: bool = False) -> list[Series]:
