@@ -34,8 +34,8 @@ from steepen.model.shape import SizeRule
 from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.spec import DataConfig, RunSpec
 from steepen.runs.store import RunStore
+from steepen.training.run import train
 from steepen.training.train_options import TrainOptions
-from steepen.training.trainer import train
 
 
 def check_seconds(folder: Path, tokens: int) -> tuple[float, float]:

@@ -35,7 +35,7 @@ from steepen.runs.spec import RunSpec
 from steepen.studies.context import DatasetInfo, StudyContext
 from steepen.studies.preset import load_preset
 from steepen.training.device import keep_freed_memory
-from steepen.training.gradient_accumulation import GradientAccumulator
+from steepen.training.train_step import GradientAccumulator
 
 VOCABULARY = 512
 CHECKED_STEPS = 5  # after which both losses must agree

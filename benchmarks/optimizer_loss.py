@@ -43,9 +43,9 @@ from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
 from steepen.studies.context import DatasetInfo, StudyContext
 from steepen.studies.preset import load_preset
+from steepen.training.run import train
 from steepen.training.stopping import Diverged
 from steepen.training.train_options import TrainOptions
-from steepen.training.trainer import train
 
 SETTINGS = {
     "authors": (OptimizerConfig.named("authors"), LRScheduleConfig(decay_to_zero=True, rewarm_steps=40)),

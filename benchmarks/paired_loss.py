@@ -33,8 +33,8 @@ from steepen.runs.spec import RunSpec, override
 from steepen.runs.store import RunStore
 from steepen.studies.context import DatasetInfo, StudyContext
 from steepen.studies.preset import load_preset
+from steepen.training.run import train
 from steepen.training.train_options import TrainOptions
-from steepen.training.trainer import train
 
 
 def main() -> None:

@@ -36,8 +36,8 @@ from steepen.optim.config import OptimizerConfig
 from steepen.recipe.paper_tables import recipe_of
 from steepen.recipe.sharding import GPUS_PER_NODE, NETWORK, NVLINK
 from steepen.training.device import configure_backends, synchronize
-from steepen.training.gradient_accumulation import GradientAccumulator, accumulate
 from steepen.training.run_state import wait_for_weights_in_forward
+from steepen.training.train_step import GradientAccumulator, accumulate
 
 
 class Ended:

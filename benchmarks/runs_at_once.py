@@ -35,9 +35,10 @@ def make_steps(depth: int, batch_tokens: int, arm: str, data: str) -> Callable[[
     from steepen.data import Dataset
     from steepen.distributed.world import World
     from steepen.runs.store import RunStore
+    from steepen.training.run import make_loaders
     from steepen.training.run_state import load_or_init
     from steepen.training.train_options import TrainOptions
-    from steepen.training.trainer import Trainer, make_loaders
+    from steepen.training.trainer import Trainer
     from steepen.utils.progress import ProgressDisplay
 
     spec = steepen.spec(

@@ -45,8 +45,7 @@ from steepen.optim.optimizer import Optimizer
 from steepen.recipe.flops import flops_per_token
 from steepen.recipe.paper_tables import recipe_of
 from steepen.training.device import configure_backends, peak_flops
-from steepen.training.gradient_accumulation import GradientAccumulator
-from steepen.training.train_step import TrainStep
+from steepen.training.train_step import GradientAccumulator, TrainStep
 
 PARTS = ("head", "attention", "MLP", "optimizer", "other")
 

@@ -19,8 +19,9 @@ from unittest.mock import patch
 import steepen
 from steepen.data import Dataset
 from steepen.runs.store import RunStore
+from steepen.training.run import train
 from steepen.training.train_options import TrainOptions
-from steepen.training.trainer import Trainer, train
+from steepen.training.trainer import Trainer
 
 WAIT_SECONDS = 300.0  # for the other process
 

@@ -24,8 +24,8 @@ from steepen.runs.store import RunStore
 from steepen.studies.answer import Answer, Axis, Panel, Series, Table
 from steepen.studies.driver.journal import Journal
 from steepen.studies.preset import load_preset
+from steepen.training.run import train
 from steepen.training.train_options import TrainOptions
-from steepen.training.trainer import train
 from steepen.utils.codec import to_builtins
 from steepen.utils.json_io import write_json
 

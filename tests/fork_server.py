@@ -38,7 +38,7 @@ PRELOADED = (  # what the commands import
     "steepen.data.prepare",
     "steepen.evaluation.evaluate_run",
     "steepen.results.study",
-    "steepen.training.trainer",
+    "steepen.training.run",
 )
 
 

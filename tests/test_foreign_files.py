@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from fake_trainer import record_of
 from run_fixtures import make_spec
 from steepen.errors import UsageError, show
-from steepen.launch.worker import Task, TaskProcess
+from steepen.launch.worker import Task, begin_task
 from steepen.report.contents import figure_csv
 from steepen.requests.app import main
 from steepen.results.table import to_csv
@@ -89,9 +89,9 @@ def test_worker_does_not_import_modules_of_the_current_directory(
     run = "from steepen.requests import worker\nworker.main(lambda request: 1)\n"
     script.write_text(f"import json, yaml; yaml.safe_load('a')\n{run}")
     monkeypatch.chdir(tmp_path)
-    process = TaskProcess(Task({}, str(tmp_path / "run" / "log.txt"), program=(str(script),)))
-    assert process.wait().failure is None
-    process.worker.close()
+    worker = begin_task(Task({}, str(tmp_path / "run" / "log.txt"), program=(str(script),)))
+    assert worker.wait().failure is None
+    worker.close()
     assert not (tmp_path / "imported").exists()
 
 

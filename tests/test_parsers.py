@@ -42,8 +42,8 @@ from steepen.requests.study import request_of
 from steepen.requests.train import Train
 from steepen.runs.fields import sort_by_field
 from steepen.runs.record import RunRecord
+from steepen.runs.row import STATUSES
 from steepen.runs.spec import RunSpec, override
-from steepen.runs.status import STATUSES
 from steepen.runs.store import read_metrics
 from steepen.studies.answer import Answer
 from steepen.studies.driver.journal import Journal

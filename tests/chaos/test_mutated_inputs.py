@@ -25,8 +25,8 @@ from steepen.requests.app import all_commands, main
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
 from steepen.studies.preset import load_preset
+from steepen.training.run import train
 from steepen.training.train_options import TrainOptions
-from steepen.training.trainer import train
 from steepen.utils.codec import to_builtins
 from steepen.utils.json_io import with_checksum, write_json
 

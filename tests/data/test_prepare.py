@@ -281,7 +281,7 @@ def test_kill_between_manifest_and_rename_needs_only_the_rename(
         raise Interrupted
 
     with monkeypatch.context() as patch:
-        patch.setattr(prepare_module, "sync_directory", killed)
+        patch.setattr(prepare_module, "sync", killed)
         with pytest.raises(Interrupted):
             prepare(request, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -28,8 +28,8 @@ from steepen.model.arms import ARMS
 from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.spec import DataConfig, RunSpec
 from steepen.runs.store import RunStore
+from steepen.training.run import train
 from steepen.training.train_options import TrainOptions
-from steepen.training.trainer import train
 from training_fixtures import SCALE
 
 TOLERANCE = 5e-7

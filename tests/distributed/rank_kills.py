@@ -35,8 +35,8 @@ from steepen.model.arms import find_arm
 from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.spec import DataConfig, RunSpec
 from steepen.runs.store import RunStore
+from steepen.training.run import train
 from steepen.training.train_options import TrainOptions
-from steepen.training.trainer import train
 from training_fixtures import SCALE, WORDS
 
 OPTIONS = TrainOptions(device="cpu", quiet=True, micro_batch=1, checkpoint_every=3)

@@ -16,6 +16,7 @@ from steepen.data import Dataset
 from steepen.distributed.world import World
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore, read_metrics
+from steepen.training import run as training_run
 from steepen.training import trainer
 from steepen.training.train_options import TrainOptions
 from steepen.training.train_step import TrainStep
@@ -73,7 +74,7 @@ def run(world: World, spec: RunSpec, data: Dataset, store: Path, graphs: bool) -
 
         trainer.execution_mode = with_graphs
         TrainStep.__init__ = imitate
-    trainer.train(spec, data, RunStore(store), OPTIONS, world=world)
+    training_run.train(spec, data, RunStore(store), OPTIONS, world=world)
     return list(replays)
 
 

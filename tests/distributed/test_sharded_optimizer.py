@@ -24,7 +24,7 @@ from steepen.optim.config import OptimizerConfig
 from steepen.optim.optimizer import Optimizer
 from steepen.recipe.hyperparameters import Hyperparameters
 from steepen.recipe.paper_tables import recipe_of
-from steepen.training.gradient_accumulation import accumulate
+from steepen.training.train_step import accumulate
 
 SCALE = SizeRule(aspect=16, head_dim=16, mlp_multiple=16, context=16, vocabulary=50)
 AUTHORS = OptimizerConfig.named("authors")

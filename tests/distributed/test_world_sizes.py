@@ -18,9 +18,9 @@ from steepen.optim.config import OptimizerConfig
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
 from steepen.runs.trunk import share
+from steepen.training.run import train
 from steepen.training.stopping import StopSignals
 from steepen.training.train_options import TrainOptions
-from steepen.training.trainer import train
 
 TOLERANCE = 5e-7
 # The same micro-batches on any number of ranks up to four: their sums then differ in the last bits of fp64.

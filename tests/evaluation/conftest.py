@@ -73,8 +73,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
     from steepen.recipe.planner import make_plan
     from steepen.runs.spec import DataConfig
     from steepen.runs.store import RunStore
+    from steepen.training.run import train
     from steepen.training.train_options import TrainOptions
-    from steepen.training.trainer import train
 
     arm = find_arm("untied-grow")
     scale = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=64, vocabulary=dataset.padded_vocabulary)

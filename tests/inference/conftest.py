@@ -45,8 +45,8 @@ def make_network() -> Callable[..., Network]:
 def train_run(tmp_path_factory: pytest.TempPathFactory, tiny_data: Dataset) -> Callable[[RunSpec], Path]:
     """Train a spec on the tiny data; returns the run directory."""
     from steepen.runs.store import RunStore
+    from steepen.training.run import train
     from steepen.training.train_options import TrainOptions
-    from steepen.training.trainer import train
 
     store = RunStore(tmp_path_factory.mktemp("runs"))
 

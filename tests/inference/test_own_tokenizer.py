@@ -19,8 +19,8 @@ from steepen.inference.import_model import import_model
 from steepen.requests.data import DataResult
 from steepen.runs.spec import DataConfig, RunSpec
 from steepen.runs.store import RunStore
+from steepen.training.run import train
 from steepen.training.train_options import TrainOptions
-from steepen.training.trainer import train
 
 
 def test_export_and_import_carry_the_tokenizer_of_the_data(

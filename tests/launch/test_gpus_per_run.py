@@ -66,14 +66,14 @@ def test_wrong_numbers_of_gpus_are_rejected(spec: Spec) -> None:
         GpusPerRun("auto", find_accelerator("rtx4090")).of(paper_spec(40))
 
 
-class FakeProcess:
-    """An attempt that ends when `ended` is set."""
+class FakeWorker:
+    """A worker whose task ends when `ended` is set."""
 
-    started: ClassVar[list[FakeProcess]] = []
+    started: ClassVar[list[FakeWorker]] = []
 
     def __init__(self, task: Task, worker: Any = None) -> None:
-        self.task, self.ended, self.worker = task, False, self
-        FakeProcess.started.append(self)
+        self.task, self.ended = task, False
+        FakeWorker.started.append(self)
 
     def poll(self) -> Attempt | None:
         if not self.ended:
@@ -94,20 +94,20 @@ def test_local_launcher_shares_out_a_pool_of_gpus(
 ) -> None:
     gpus = [(str(number), "H100") for number in range(4)]
     monkeypatch.setattr(local_module, "visible_gpus", lambda: gpus)
-    monkeypatch.setattr(local_module, "TaskProcess", FakeProcess)
+    monkeypatch.setattr(local_module, "begin_task", FakeWorker)
     sizes = {1: 2, 2: 4, 3: 1, 4: 1}
     monkeypatch.setattr(GpusPerRun, "of", lambda self, spec: sizes[spec.seed])
-    FakeProcess.started = []
+    FakeWorker.started = []
     launcher = LocalLauncher(replace(context, gpus_per_run=GpusPerRun("auto")))
     outcomes = launcher.launch(spec(seed) for seed in sizes)
 
     def visible() -> list[str]:
-        return [each.task.environment["CUDA_VISIBLE_DEVICES"] for each in FakeProcess.started]
+        return [each.task.environment["CUDA_VISIBLE_DEVICES"] for each in FakeWorker.started]
 
     original = local_module.time.sleep
 
     def end_the_oldest(seconds: float) -> None:
-        running = [each for each in FakeProcess.started if not each.ended]
+        running = [each for each in FakeWorker.started if not each.ended]
         running[0].ended = True
 
     monkeypatch.setattr(local_module.time, "sleep", end_the_oldest)
@@ -116,7 +116,7 @@ def test_local_launcher_shares_out_a_pool_of_gpus(
     # The run of four GPUs waits for the first to end; the small ones wait behind it, and are not let past.
     assert visible() == ["0,1", "2,3,0,1", "2", "3"]
     assert ended == [1, 2, 3, 4]
-    assert [each.task.request.get("gpus") for each in FakeProcess.started] == [2, 4, None, None]
+    assert [each.task.request.get("gpus") for each in FakeWorker.started] == [2, 4, None, None]
 
 
 def test_run_that_needs_more_gpus_than_the_machine_has_is_rejected(

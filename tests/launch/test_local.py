@@ -186,7 +186,7 @@ def test_training_stops_when_its_launcher_is_killed(
 ) -> None:
     wanted = spec(1, steps=2000)
     run = context.store.run(wanted)
-    code = f"from steepen.launch.worker import *; TaskProcess({context.task(wanted)!r}).wait()"
+    code = f"from steepen.launch.worker import *; begin_task({context.task(wanted)!r}).wait()"
     process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": python_path()})
     try:
         wait_for(run.checkpoints.exists)
@@ -311,7 +311,7 @@ def test_the_next_run_of_a_gpu_is_started_while_the_current_one_trains(
     specs = [spec(seed) for seed in range(4)]
     jobs = [Job(one, context.store.run(one)) for one in specs]
     launcher.start(jobs)
-    environments = [job.handle[0].worker.environment for job in jobs]
+    environments = [job.handle[0].environment for job in jobs]
     assert [e["CUDA_VISIBLE_DEVICES"] for e in environments] == ["4", "7", "4", "7"]
     locks = [e[GPU_LOCKS_VARIABLE] for e in environments]
     assert locks[0] == locks[2] != locks[1] == locks[3]
@@ -381,7 +381,7 @@ def test_four_runs_of_a_gpu_are_started_where_processes_can_share_it(
     launcher.start(jobs[-1:])
     assert launcher.max_started == 4
     for job in jobs:
-        environment = job.handle[0].worker.environment
+        environment = job.handle[0].environment
         assert environment["CUDA_MPS_PIPE_DIRECTORY"] == "/a/folder"
         assert environment[RUNS_PER_GPU_VARIABLE] == "4"
     launcher.stop(jobs)

@@ -87,8 +87,8 @@ def test_a_preempted_job_saves_and_the_requeued_one_goes_on(
     run, deadline = context.store.run(specs[1]), time.monotonic() + 60
     while run.saved_step() < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert task.process is not None
-    worker = task.process.process
+    assert task.worker is not None
+    worker = task.worker.process
     os.kill(worker.pid, signal.SIGUSR2)  # Slurm sends it to every process of the job
     time.sleep(0.1)
     requeued = task.checkpoint().function

@@ -19,7 +19,7 @@ from steepen.model.network import Network
 from steepen.model.shape import SizeRule
 from steepen.model.stages import PassSchedule
 from steepen.optim.config import GrowthState
-from steepen.optim.state import grow_state
+from steepen.optim.optimizer import grow_state
 
 SCALE = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=12, vocabulary=32)
 MULTIPLIERS = Multipliers(residual=0.5, output=0.7, injection=0.6)

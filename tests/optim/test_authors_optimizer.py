@@ -24,9 +24,8 @@ from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.spec import DataConfig, RunSpec, override
 from steepen.studies.context import DatasetInfo, StudyContext
 from steepen.studies.preset import load_preset
-from steepen.training.gradient_accumulation import GradientAccumulator, accumulate
 from steepen.training.step_schedule import build_schedule
-from steepen.training.train_step import TrainStep
+from steepen.training.train_step import GradientAccumulator, TrainStep, accumulate
 
 from . import authors_step as authors
 from .authors_training import AuthorsTraining

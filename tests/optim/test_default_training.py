@@ -25,9 +25,9 @@ from steepen.optim.optimizer import Optimizer
 from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.spec import DataConfig, RunSpec
 from steepen.runs.store import RunStore
+from steepen.training.run import train
 from steepen.training.train_options import TrainOptions
 from steepen.training.train_step import TrainStep
-from steepen.training.trainer import train
 
 from .authors_training import AuthorsTraining, Weights
 from .logical_weights import logical, settings_of, with_waiting_cores
@@ -84,7 +84,7 @@ class Trained:
 def run_trainer(
     spec: RunSpec, dataset: Dataset, folder: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> Trained:
-    """Train with `steepen.training.trainer.train` and default options, watched from outside."""
+    """Train with `steepen.training.run.train` and default options, watched from outside."""
     seen = Trained()
     take_step, step_weights = Optimizer.step, TrainStep.__call__
 

@@ -29,8 +29,8 @@ from steepen.studies.driver.dry_run import dry_run
 from steepen.studies.driver.journal import Journal
 from steepen.studies.driver.study_status import study_status
 from steepen.studies.preset import RecipeOverride, load_preset
+from steepen.training.run import train
 from steepen.training.train_options import TrainOptions
-from steepen.training.trainer import train
 from training_fixtures import assert_same_result, prepare_words
 
 

@@ -24,8 +24,8 @@ from steepen.studies.driver.drive import drive
 from steepen.studies.driver.journal import Journal
 from steepen.studies.ladders.ladder import ladder
 from steepen.studies.preset import RecipeOverride, load_preset
+from steepen.training.run import train
 from steepen.training.train_options import TrainOptions
-from steepen.training.trainer import train
 from training_fixtures import prepare_words
 
 

@@ -21,8 +21,8 @@ from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
 from steepen.training import checkpoint as checkpoints
 from steepen.training import train_step
+from steepen.training.run import train
 from steepen.training.train_options import TrainOptions
-from steepen.training.trainer import train
 
 OPTIONS = TrainOptions(device="cpu", quiet=True, checkpoint_every=5)
 

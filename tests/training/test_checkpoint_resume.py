@@ -29,8 +29,8 @@ from steepen.runs.spec import DataConfig, RunSpec, code_digest
 from steepen.runs.store import RunBusy, RunStore, read_metrics
 from steepen.training import checkpoint as checkpoints
 from steepen.training import trainer as training_run
+from steepen.training.run import train
 from steepen.training.stopping import Interrupted
-from steepen.training.trainer import train
 from steepen.utils.json_io import with_checksum, write_json
 from training_fixtures import QUIET, assert_same_result, metrics
 
@@ -321,8 +321,8 @@ PHASES: dict[str, tuple[Any, str, int]] = {  # where SIGTERM arrives: at the beg
     "growth": (training_run.Trainer, "_grow", 1),
     "validation": (training_run, "mean_loss", 1),
     "last validation": (training_run, "mean_loss", 3),
-    "record": (training_run, "make_record", 1),
-    "writing the record": (training_run, "write_json", 2),  # the first writes the spec
+    "record": (training_run.Trainer, "_record", 1),
+    "writing the record": (training_run, "write_json", 1),
 }
 
 

@@ -20,9 +20,9 @@ from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
 from steepen.training.checkpoint import list_checkpoints
+from steepen.training.run import train
 from steepen.training.step_schedule import learning_rate_factors
 from steepen.training.train_options import TrainOptions
-from steepen.training.trainer import train
 
 
 def test_steps_equal_those_of_an_adamw_that_stores_bf16() -> None:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from steepen.runs.spec import RunSpec
-from steepen.training import gpu_sharing
-from steepen.training.gpu_sharing import GpuSharing, is_small
+from steepen.training import device as gpu_sharing
+from steepen.training.device import GpuSharing, is_small
 from steepen.utils.files import GPU_LOCKS_VARIABLE, RUNS_PER_GPU_VARIABLE
 
 GPU = torch.device("cuda")

@@ -16,9 +16,9 @@ from steepen.model.network import Network
 from steepen.model.shape import SizeRule
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
-from steepen.training.gradient_accumulation import GradientAccumulator, OutOfMemory, accumulate
+from steepen.training.run import train
 from steepen.training.train_options import TrainOptions
-from steepen.training.trainer import train
+from steepen.training.train_step import GradientAccumulator, OutOfMemory, accumulate
 
 SCALE = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=16, vocabulary=32)
 
@@ -120,7 +120,7 @@ def test_micro_batch_chosen_before_growth_is_halved_where_the_grown_network_need
         used.setdefault(passes, set()).add(micro_batch)
         return accumulate(network, inputs, *rest, **options)
 
-    monkeypatch.setattr("steepen.training.gradient_accumulation.accumulate", limited)
+    monkeypatch.setattr("steepen.training.train_step.accumulate", limited)
     spec = make_spec("untied-grow")
     rows = spec.batch_sequences
     train(spec, tiny_data, RunStore(tmp_path), TrainOptions(device="cpu", quiet=True, micro_batch=rows))

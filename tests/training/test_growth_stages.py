@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-import steepen.training.gradient_accumulation as accumulation
+import steepen.training.train_step as accumulation
 from ranks import on_ranks
 from steepen.data import Dataset
 from steepen.distributed.world import World
@@ -22,8 +22,8 @@ from steepen.optim.optimizer import Optimizer
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunStore, read_metrics
 from steepen.runs.trunk import share
+from steepen.training.run import train
 from steepen.training.train_options import TrainOptions
-from steepen.training.trainer import train
 from training_fixtures import QUIET, assert_same_result
 
 MakeSpec = Callable[..., RunSpec]

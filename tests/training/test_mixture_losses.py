@@ -16,8 +16,8 @@ from steepen.requests.tables import as_table
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import DataConfig, RunSpec
 from steepen.runs.store import RunStore
+from steepen.training.run import train
 from steepen.training.train_options import TrainOptions
-from steepen.training.trainer import train
 
 OPTIONS = TrainOptions(device="cpu", quiet=True, validate_every=6)
 

@@ -20,9 +20,10 @@ from steepen.inference.generate import generate
 from steepen.requests.app import main
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore, read_metrics, read_samples
+from steepen.training.run import train
 from steepen.training.stopping import Interrupted
 from steepen.training.train_options import TrainOptions
-from steepen.training.trainer import Trainer, train
+from steepen.training.trainer import Trainer
 
 MakeSpec = Callable[..., RunSpec]
 PLAIN = TrainOptions(device="cpu", quiet=True, micro_batch=2, checkpoint_every=3)

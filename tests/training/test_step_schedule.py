@@ -19,9 +19,9 @@ from steepen.optim.config import LRScheduleConfig
 from steepen.recipe.flops import flops_per_token
 from steepen.runs.spec import RunSpec, expected_flops, override
 from steepen.runs.store import RunStore
+from steepen.training.run import train
 from steepen.training.step_schedule import build_schedule, learning_rate_factors
 from steepen.training.train_options import TrainOptions
-from steepen.training.trainer import train
 
 
 @given(st.integers(1, 300), st.integers(0, 50), st.floats(0, 1))

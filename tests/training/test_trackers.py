@@ -18,9 +18,9 @@ from steepen.requests.app import main
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
 from steepen.training import trackers
-from steepen.training.trackers import MLFLOW_METRICS, MlflowTracker, check_trackers
+from steepen.training.run import train
+from steepen.training.trackers import MLFLOW_METRICS, _Mlflow, check_trackers
 from steepen.training.train_options import TrainOptions
-from steepen.training.trainer import train
 
 QUIET = TrainOptions(device="cpu", quiet=True)
 MakeSpec = Callable[..., RunSpec]
@@ -91,7 +91,7 @@ def test_mlflow_goes_on_with_the_run_of_the_same_spec(
 ) -> None:
     monkeypatch.setattr(trackers, "MLFLOW_SECONDS", 1e9)
     for first in (1, 3):
-        tracker = MlflowTracker(make_spec("vanilla"), tmp_path)
+        tracker = _Mlflow(make_spec("vanilla"), tmp_path)
         tracker.log(first, {"loss": 1.0})
         tracker.log(first + 1, {"loss": 1.0})
         tracker.close()

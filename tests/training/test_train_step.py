@@ -20,8 +20,7 @@ from steepen.model.shape import SizeRule
 from steepen.optim.config import OptimizerConfig
 from steepen.optim.optimizer import Optimizer
 from steepen.recipe.paper_tables import recipe_of
-from steepen.training.gradient_accumulation import GradientAccumulator
-from steepen.training.train_step import TrainStep, warm_up
+from steepen.training.train_step import GradientAccumulator, TrainStep, warm_up
 
 SCALE = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=12, vocabulary=40)
 DEFAULT = OptimizerConfig()

@@ -19,8 +19,7 @@ from steepen.optim.config import OptimizerConfig
 from steepen.optim.optimizer import Optimizer
 from steepen.recipe.paper_tables import recipe_of
 from steepen.training.device import configure_backends
-from steepen.training.gradient_accumulation import GradientAccumulator
-from steepen.training.train_step import TrainStep
+from steepen.training.train_step import GradientAccumulator, TrainStep
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 SCALE = SizeRule(aspect=64, head_dim=64, mlp_multiple=64, context=256, vocabulary=1024)

@@ -24,11 +24,11 @@ from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunLost, RunStore
 from steepen.training import checkpoint as checkpoints
 from steepen.training import trainer as training_run
-from steepen.training.gradient_accumulation import OutOfMemory
 from steepen.training.metrics import TrainingTimer
+from steepen.training.run import train
 from steepen.training.stopping import Diverged
 from steepen.training.train_options import TrainOptions
-from steepen.training.trainer import train
+from steepen.training.train_step import OutOfMemory
 
 QUIET = TrainOptions(device="cpu", quiet=True, checkpoint_every=3, validate_every=4)
 MakeSpec = Callable[..., RunSpec]

@@ -20,9 +20,9 @@ from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
 from steepen.runs.trunk import first_steps, share
 from steepen.training import checkpoint as checkpoints
+from steepen.training.run import train
 from steepen.training.step_schedule import build_schedule
 from steepen.training.stopping import Interrupted
-from steepen.training.trainer import train
 from steepen.utils.files import sha256_of_file
 from steepen.utils.json_io import with_checksum, write_json
 from training_fixtures import QUIET, assert_same_result

@@ -19,8 +19,8 @@ from steepen.runs.record import RunRecord
 from steepen.runs.spec import DataConfig, RunSpec
 from steepen.runs.store import RunStore, read_metrics
 from steepen.training.metrics import watch_stream
+from steepen.training.run import train
 from steepen.training.train_options import TrainOptions
-from steepen.training.trainer import train
 
 SCALE = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=16, vocabulary=32)
 

@@ -23,7 +23,7 @@ from steepen.data.sources.source import Source, SourceFunction
 from steepen.data.sources.tokenizers import load_tokenizer
 from steepen.data.tokenize_source import STAGING, JournalState, TokenizationJob, read_journal
 from steepen.errors import SteepenError, UsageError
-from steepen.utils.files import file_lock, remove_leftovers, sync_directory
+from steepen.utils.files import file_lock, remove_leftovers, sync
 from steepen.utils.progress import StageProgressCallback
 
 __all__ = ["PrepareRequest", "prepare"]
@@ -88,9 +88,9 @@ def prepare(
             raise _other_preparation(partial)
         # Renamed while the lock is held: no other process may begin to prepare in between.
         (partial / LOCK).unlink(missing_ok=True)
-        sync_directory(partial)
+        sync(partial)
         partial.replace(out)
-    sync_directory(out.parent)
+    sync(out.parent)
     return Dataset.open(out)
 
 

@@ -26,8 +26,8 @@ from steepen.distributed.gradient_reducer import BUCKET_BYTES, GradientReducer, 
 from steepen.distributed.owners import Piece, assign_owners, owned_by
 from steepen.distributed.world import World
 from steepen.optim.config import OptimizerConfig, OptimizerHyperparameters
+from steepen.optim.muon import OptimizerState
 from steepen.optim.optimizer import Optimizer
-from steepen.optim.state import OptimizerState
 
 
 class ComputeCopy(Protocol):
@@ -76,13 +76,14 @@ def release(parameter: nn.Parameter) -> None:
 class DistributedOptimizer(ABC):
     """Steps the parameters that this rank owns: what `ShardedOptimizer` and `FullyShardedOptimizer` share.
 
-    It has the interface of `Optimizer` that the trainer uses, and takes gradients (`GradientSink`). `masters`
+    It has the interface of `Optimizer` that the trainer uses, and takes gradients. `masters`
     are the fp32 parameters that this rank steps, `pieces` says what is whose.
     """
 
-    capturable = False  # collectives of a step are not captured in CUDA graphs
+    # Whether forward and backward may be captured in a CUDA graph, which leaves gradients in `.grad`;
+    # collectives of a step are not captured.
+    capturable = False
     collective_forward = False  # whether every forward gathers weights from all ranks
-    gradients_capturable = False  # whether forward and backward may be: the step then takes `.grad`
     sums_gradients = False  # whether gradients of micro-batches are summed outside `.grad` of plain tensors
 
     def __init__(
@@ -157,7 +158,7 @@ class ShardedOptimizer(DistributedOptimizer):
     `after_broadcast` is called when they have changed.
     """
 
-    gradients_capturable = True
+    capturable = True
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from steepen.data.tokenizer import run_tokenizer_identity
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.core.results import count_examples, may_replace
 from steepen.evaluation.load import RunCheckpoint
-from steepen.runs.scores import check_scores
+from steepen.runs.record import check_scores
 from steepen.runs.store import RunDirectory
 from steepen.utils.json_io import read_json, with_checksum, without_checksum, write_json
 

@@ -20,9 +20,8 @@ from steepen.model.init import copy_weights
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunDirectory
-from steepen.training.checkpoint import TrainingProgress, write_checkpoint
+from steepen.training.checkpoint import TrainingProgress, tensor_key, write_checkpoint
 from steepen.training.run_state import build_network
-from steepen.training.state_files import tensor_key
 from steepen.utils.codec import from_builtins
 from steepen.utils.json_io import read_json, write_json
 

@@ -1,7 +1,7 @@
 """The launcher interface, launchers by name, and the queue with retries that the built-in ones share.
 
 The way of a run: a study yields specs; `LaunchContext.task` makes a request of each, as JSON; a launcher
-hands the task to a worker (`worker.TaskProcess`), on this machine (`local`), in a Slurm job or a Ray task;
+hands the task to a worker (`worker.begin_task`), on this machine (`local`), in a Slurm job or a Ray task;
 the worker answers with the outcome, as JSON (`worker.Attempt`); the queue retries what may succeed another
 time, and yields an `Outcome` with the record that the run left in the store.
 
@@ -12,8 +12,8 @@ its outcome.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -90,6 +90,17 @@ class LaunchContext:
         request = {**self.request(spec, run), "data": str(self.data.absolute()), **to_builtins(self.options)}
         request |= {"gpus": gpus} if gpus > 1 else {}
         return Task(request, str(run.path.absolute() / "log.txt"), environment or {}, spec.code, self.program)
+
+
+def nodes_of(gpus: int, most: int) -> tuple[int, int]:
+    """The nodes of a run and its GPUs on each, where a node has `most`; UsageError for an odd number."""
+    on_node = min(gpus, most)
+    if gpus % on_node:
+        raise UsageError(
+            f"`gpus_per_run` = {gpus} is not possible: it must be a multiple of the {on_node} GPUs of a node "
+            "(`launcher_options` max_gpus_per_node=N)."
+        )
+    return gpus // on_node, on_node
 
 
 @dataclass
@@ -191,19 +202,18 @@ class LauncherBase(ABC):
                 job.retries += 1
                 job.handle = None
                 return None
-        _write_failure(job.run, result)
+        # The process may have ended before it could say why. What the run wrote itself is not overwritten: a
+        # diverged run stays diverged.
+        if not (job.run.record_file.exists() or job.run.failure() is not None or job.run.busy()):
+            job.run.write_failure(result)
         return Outcome(job.spec, failure=result, retries=job.retries)
 
 
-def _write_failure(run: RunDirectory, failure: Failure) -> None:
-    """Write failure.json for a run whose process ended before it could.
-
-    A failure that the run wrote itself is not overwritten: a diverged run stays diverged.
-    """
-    if run.record_file.exists() or run.failure() is not None or run.busy():
-        return
-    with contextlib.suppress(OSError):  # a full disk is no reason to lose the outcome
-        write_json(run.failure_file, {"kind": failure.kind, "message": failure.message})
+def wait_until_free(jobs: Sequence[Job], seconds: float) -> None:
+    """Wait until no process trains the runs of these jobs any more, at most so long."""
+    deadline = time.monotonic() + seconds
+    while any(job.run.busy() for job in jobs) and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def attempt_result(job: Job, attempt: Attempt) -> RunRecord | Failure:

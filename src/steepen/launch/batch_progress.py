@@ -11,12 +11,12 @@ from dataclasses import replace
 from steepen.errors import SteepenError
 from steepen.launch.base import Outcome
 from steepen.launch.cost_estimate import Speed, makespan, remaining_flops, speed_samples
+from steepen.runs.fields import varied_settings
 from steepen.runs.record import RunRecord
+from steepen.runs.row import last_metrics
 from steepen.runs.spec import RunSpec, expected_flops
-from steepen.runs.status import last_metrics
 from steepen.runs.store import RunStore
 from steepen.runs.trunk import first_steps
-from steepen.runs.varied import varied_settings
 from steepen.utils.formatting import format_duration
 from steepen.utils.progress import Progress, ProgressDisplay, ProgressRow
 

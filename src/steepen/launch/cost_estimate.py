@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from steepen.errors import SteepenError, UsageError, is_whole, shorten
-from steepen.recipe.memory import ACCELERATORS, Accelerator, find_accelerator, largest_micro_batch
-from steepen.recipe.recipe import PlannedRun
+from steepen.recipe.memory import Accelerator, accelerator_of, find_accelerator, largest_micro_batch
 from steepen.recipe.sharding import Shard
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
@@ -27,8 +26,9 @@ from steepen.utils.formatting import format_duration
 from steepen.utils.values import parse_duration
 
 MAX_HOURS = 24.0  # `auto` takes more GPUs for a run that would train for longer
-MFU = 0.4  # assumed for that
 MAX_GPUS = 1024
+ASSUMED_CPU_FLOPS = 1e10  # per second and process; used until a run has been measured
+ASSUMED_MFU = 0.4  # fraction of a GPU's peak; used until a run has been measured
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,13 @@ class GpusPerRun:
 @functools.lru_cache(maxsize=4096)  # asked again whenever a launcher or its display looks at what waits
 def _fewest(spec: RunSpec, gpu: Accelerator, shard: Shard, available: int) -> int:
     """The fewest GPUs on which a run fits in memory and time."""
-    planned = PlannedRun(
-        spec.arm, spec.shape, spec.schedule, None, spec.hyperparameters, spec.batch_tokens, spec.steps
-    )
     for recompute in (False, True):  # more GPUs cost less than computing blocks again in the backward
         how: dict[str, Any] = {"shard": shard, "optimizer": spec.optimizer, "options": spec.options}
         gpus, fits = 1, 0
         while gpus <= min(available, spec.batch_sequences) and spec.batch_sequences % gpus == 0:
-            if largest_micro_batch(planned, gpus, gpu, recompute=recompute, **how) >= 1:
+            if largest_micro_batch(spec.planned_run, gpus, gpu, recompute=recompute, **how) >= 1:
                 fits = gpus
-                if expected_flops(spec) / (gpus * gpu.peak_flops * MFU) <= 3600 * MAX_HOURS:
+                if expected_flops(spec) / (gpus * gpu.peak_flops * ASSUMED_MFU) <= 3600 * MAX_HOURS:
                     return gpus
             gpus *= 2
         if fits:  # too long on any number of GPUs: as many as the batch allows
@@ -81,8 +78,6 @@ def _fewest(spec: RunSpec, gpu: Accelerator, shard: Shard, available: int) -> in
     )
 
 
-ASSUMED_CPU_FLOPS = 1e10  # per second and process; used until a run has been measured
-ASSUMED_MFU = 0.4  # fraction of a GPU's peak; used until a run has been measured
 START_SECONDS = 5.0  # to import torch, open the data and validate
 
 
@@ -110,24 +105,20 @@ class Speed:
     assumption: str  # where that rate comes from, for messages
     gpus_per_run: GpusPerRun = field(default_factory=GpusPerRun)  # several are that many times as fast as one
 
-    def gpus(self, spec: RunSpec) -> int:
-        """GPUs that a run has."""
-        return self.gpus_per_run.of(spec)
-
     def seconds(self, spec: RunSpec, flops: float | None = None) -> float:
         """Estimated seconds of a run, or of the part of it that costs `flops`."""
         whole = expected_flops(spec)
         flops = whole if flops is None else flops
         samples = self._samples_like([spec])
         if not samples:
-            return flops / self.assumed_flops_per_second / self.gpus(spec) + START_SECONDS
+            return flops / self.assumed_flops_per_second / self.gpus_per_run.of(spec) + START_SECONDS
         # Small networks leave a device idle, so speed depends on size: the three runs nearest to it count.
         # The median leaves out one that was disturbed, or was the first and compiled for all.
         size = whole / spec.tokens
         near = sorted(samples, key=lambda sample: abs(math.log(sample.flops_per_token / size)))[:3]
         rate = statistics.median(sample.flops_per_second for sample in near)
         overhead = statistics.median(sample.overhead_seconds for sample in near)
-        return flops / rate / self.gpus(spec) + overhead + START_SECONDS
+        return flops / rate / self.gpus_per_run.of(spec) + overhead + START_SECONDS
 
     def source(self, specs: Sequence[RunSpec]) -> str:
         """How the speed of these runs was obtained, for messages."""
@@ -154,22 +145,17 @@ class Speed:
         overrides the records.
         """
         gpus = gpus_per_run or GpusPerRun()
-        one = "one" if gpus.single else "each"
+        fraction = ASSUMED_MFU if mfu is None else mfu
+        samples: tuple[SpeedSample, ...] = ()
         if gpu is not None or mfu is not None:
-            found = find_accelerator(gpu or "h100")
-            fraction = ASSUMED_MFU if mfu is None else mfu
-            rate = found.peak_flops * fraction
-            return Speed((), rate, f"assuming {fraction:.0%} of the peak of {one} {found.name.upper()}", gpus)
-        samples = speed_samples(
-            record for record in records if device is None or hardware_name(record) == device
-        )
-        name = (device or "").lower().replace(" ", "")
-        known = [each for each in ACCELERATORS.values() if each.name in name]
-        if known:
-            best = max(known, key=lambda each: len(each.name))
-            rate = best.peak_flops * ASSUMED_MFU
-            assumption = f"assuming {ASSUMED_MFU:.0%} of the peak of {one} {best.name.upper()}"
-            return Speed(samples, rate, assumption, gpus)
+            accelerator = find_accelerator(gpu or "h100")
+        else:
+            samples = speed_samples(r for r in records if device is None or hardware_name(r) == device)
+            accelerator = accelerator_of(device or "")
+        if accelerator is not None:
+            whose = f"{'one' if gpus.single else 'each'} {accelerator.name.upper()}"
+            assumption = f"assuming {fraction:.0%} of the peak of {whose}"
+            return Speed(samples, accelerator.peak_flops * fraction, assumption, gpus)
         why = "no run of this precision" if samples else "nothing"
         assumption = f"assuming {ASSUMED_CPU_FLOPS:.0e} FLOPs/s per process, as {why} is measured yet"
         return Speed(samples, ASSUMED_CPU_FLOPS, assumption, gpus)
@@ -177,26 +163,21 @@ class Speed:
 
 def speed_samples(records: Iterable[RunRecord]) -> tuple[SpeedSample, ...]:
     """The speeds of finished runs that trained for some time."""
+    # Runs that train on a GPU at the same time are its speed together; a run may have several GPUs, or
+    # processes of a CPU.
     return tuple(
         SpeedSample(
             record.spec.precision,
             record.flops / record.tokens,
-            record.spent_flops / record.seconds_training * _runs_per_gpu(record) / _ranks(record),
+            record.spent_flops
+            / record.seconds_training
+            * _count(record, "runs_per_gpu")
+            / _count(record, "ranks"),
             max(0.0, record.seconds_total - record.seconds_training),
         )
         for record in records
         if record.seconds_training > 0 and record.tokens > 0 and record.spent_flops > 0
     )
-
-
-def _ranks(record: RunRecord) -> int:
-    """GPUs, or processes of a CPU, that a run had."""
-    return _count(record, "ranks")
-
-
-def _runs_per_gpu(record: RunRecord) -> int:
-    """Runs that trained on its GPU at the same time: all of them together are its speed."""
-    return _count(record, "runs_per_gpu")
 
 
 def _count(record: RunRecord, name: str) -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from steepen.errors import UsageError, is_whole
 from steepen.launch.base import Job, LaunchContext, LauncherBase
-from steepen.launch.worker import Attempt, TaskProcess, Worker
+from steepen.launch.worker import Attempt, Worker, begin_task
 from steepen.runs.spec import is_light
 from steepen.utils.files import GPU_LOCKS_VARIABLE, RUNS_PER_GPU_VARIABLE
 
@@ -65,7 +65,7 @@ class LocalLauncher(LauncherBase):
 
     The number of threads does not depend on the number of jobs: it changes the order of sums, and a run's
     result must not depend on what runs beside it. With `overlap`, a GPU's next run is set up while the
-    current one trains, and small runs train at the same time (see training/gpu_sharing.py).
+    current one trains, and small runs train at the same time (see training/device.py).
     """
 
     def __init__(
@@ -143,9 +143,8 @@ class LocalLauncher(LauncherBase):
             self.waiting.pop(0)
             taken, self.free_slots = self.free_slots[:gpus], self.free_slots[gpus:]
             task = self.context.task(spec, self._environment(taken), gpus=gpus)
-            process = TaskProcess(task, taken[0].worker)
-            taken[0].worker = process.worker
-            job.handle = (process, taken)
+            taken[0].worker = begin_task(task, taken[0].worker)
+            job.handle = (taken[0].worker, taken)
 
     def _environment(self, taken: Sequence[Slot]) -> dict[str, str]:
         """The variables of a run: its threads and GPUs, and what it needs to share a GPU."""
@@ -168,12 +167,12 @@ class LocalLauncher(LauncherBase):
         for job in running:
             if job.handle is None:  # it waits for slots
                 continue
-            process, taken = job.handle
-            if (attempt := process.poll()) is not None:
+            worker, taken = job.handle
+            if (attempt := worker.poll()) is not None:
                 if self.context.gpus_per_run.single:
                     self.free_slots[:0] = taken  # first, so that a warm worker is used before a cold slot
                 else:  # an idle worker would keep memory of a GPU that the next run shares with others
-                    process.worker.close()
+                    worker.close()
                     taken[0].worker = None
                     self.free_slots += taken
                 done.append((job, attempt))
@@ -184,18 +183,18 @@ class LocalLauncher(LauncherBase):
 
     def stop(self, running: Sequence[Job]) -> None:
         """Make all save and stop; kill what has not within a minute, or at a second Ctrl-C."""
-        processes: list[TaskProcess] = [job.handle[0] for job in running]
+        workers: list[Worker] = [job.handle[0] for job in running]
         self.free_slots += [slot for job in running for slot in job.handle[1]]
         self.waiting.clear()
         try:
-            for process in processes:
-                process.terminate()
+            for worker in workers:
+                worker.terminate()
             deadline = time.monotonic() + _GRACE_SECONDS
-            while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+            while any(worker.poll() is None for worker in workers) and time.monotonic() < deadline:
                 time.sleep(0.05)
         finally:
-            for process in processes:
-                process.kill()
+            for worker in workers:
+                worker.kill()
 
     def close(self) -> None:
         """End the idle worker processes. The end of this process does the same."""

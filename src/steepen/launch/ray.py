@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import time
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from steepen.errors import Failure, SteepenError, UsageError, first_line, is_whole
-from steepen.launch.base import Job, LaunchContext, LauncherBase, Outcome
+from steepen.launch.base import Job, LaunchContext, LauncherBase, Outcome, nodes_of, wait_until_free
 from steepen.launch.local import MAX_PER_MACHINE, available_cores, visible_gpus
 from steepen.launch.worker import NODES_VARIABLE, Attempt, Task, python_path, run_task, variable
 from steepen.runs.spec import RunSpec
@@ -167,13 +166,7 @@ class RayLauncher(LauncherBase):
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        on_node = min(gpus, self.max_gpus_per_node)
-        nodes = gpus // on_node
-        if nodes * on_node != gpus:
-            raise UsageError(
-                f"`gpus_per_run` = {gpus} is not possible: it must be a multiple of the {on_node} GPUs of a "
-                "node (`launcher_options` max_gpus_per_node=N)."
-            )
+        nodes, on_node = nodes_of(gpus, self.max_gpus_per_node)
         need = {"CPU": self.num_cpus * on_node, "GPU": self._gpus * on_node}
         need = {name: amount for name, amount in need.items() if amount}
         self._require(need, nodes)
@@ -222,11 +215,14 @@ class RayLauncher(LauncherBase):
     def _end(self, tasks: _Tasks) -> Attempt:
         """The attempt of a job's tasks, whose resources are given back."""
         attempts = [self._attempt(handle) for handle in tasks.handles]
+        self._release(tasks)
+        return worst_attempt(attempts)
+
+    def _release(self, tasks: _Tasks) -> None:
         if tasks.group is not None:
             from ray.util.placement_group import remove_placement_group
 
             remove_placement_group(tasks.group)
-        return worst_attempt(attempts)
 
     def stop(self, running: Sequence[Job]) -> None:
         """Cancel the tasks: each makes its run save and stop."""
@@ -234,14 +230,9 @@ class RayLauncher(LauncherBase):
             for handle in job.handle.handles:
                 with contextlib.suppress(Exception):  # it has just ended
                     self.ray.cancel(handle, force=False)
-        deadline = time.monotonic() + _GRACE_SECONDS
-        while any(job.run.busy() for job in running) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_until_free(running, _GRACE_SECONDS)
         for job in running:
-            if job.handle.group is not None:
-                from ray.util.placement_group import remove_placement_group
-
-                remove_placement_group(job.handle.group)
+            self._release(job.handle)
 
     def launch(self, specs: Iterable[RunSpec]) -> Generator[Outcome]:
         """Run specs and yield outcomes as runs end. Ray stays up for the next batch: starting it is slow."""

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from steepen.errors import Failure, SteepenError, UsageError, first_line, is_whole, show
-from steepen.launch.base import Job, LaunchContext, LauncherBase
+from steepen.launch.base import Job, LaunchContext, LauncherBase, nodes_of, wait_until_free
 from steepen.launch.local import MAX_PER_MACHINE, available_cores
-from steepen.launch.worker import Attempt, Task, TaskProcess, python_path, variable
+from steepen.launch.worker import Attempt, Task, Worker, begin_task, python_path, variable
 from steepen.utils.codec import from_builtins, to_builtins
 from steepen.utils.json_io import read_json, with_checksum, without_checksum, write_json
 
@@ -69,7 +69,7 @@ class SlurmJob:
 
     def __init__(self, tasks: Sequence[Task], results: Sequence[Path]) -> None:
         self.tasks = dict(zip(results, tasks, strict=True))
-        self.process: TaskProcess | None = None
+        self.worker: Worker | None = None
         self.stopped = False
 
     def __call__(self) -> None:
@@ -79,25 +79,25 @@ class SlurmJob:
                 if result.exists() or self.stopped:
                     continue
                 try:
-                    self.process = TaskProcess(task, None if self.process is None else self.process.worker)
-                    attempt = self.process.wait()
+                    self.worker = begin_task(task, self.worker)
+                    attempt = self.worker.wait()
                 except Exception as error:
                     reason = f"{type(error).__name__}: {first_line(error)}"
                     attempt = Attempt(Failure("Failed", f"the job failed on its node: {reason}", 70))
                 if not self.stopped and _is_first_task():
                     write_json(result, with_checksum(to_builtins(attempt)))
         finally:
-            if self.process is not None:
-                self.process.terminate()
+            if self.worker is not None:
+                self.worker.terminate()
 
     def checkpoint(self) -> Any:
         """Called by submitit before preemption or the time limit: save the run and requeue what is left."""
         import submitit
 
         self.stopped = True
-        if self.process is not None:
-            self.process.terminate()
-            self.process.process.wait()
+        if self.worker is not None:
+            self.worker.terminate()
+            self.worker.process.wait()
         return submitit.helpers.DelayedSubmission(SlurmJob([*self.tasks.values()], [*self.tasks]))
 
 
@@ -198,13 +198,8 @@ class SlurmLauncher(LauncherBase):
         One task starts the ranks of a node, and srun those of several nodes.
         """
         environment = {"OMP_NUM_THREADS": str(self.threads)}
-        several = gpus > self.max_gpus_per_node
-        if several and gpus % self.max_gpus_per_node:
-            raise UsageError(
-                f"`gpus_per_run` = {gpus} is not possible: it must be a multiple of the "
-                f"{self.max_gpus_per_node} GPUs of a node (`launcher_options` max_gpus_per_node=N)."
-            )
-        ranks = 1 if several else gpus
+        nodes, on_node = nodes_of(gpus, self.max_gpus_per_node)
+        ranks = 1 if nodes > 1 else gpus
         results = [[self.folder / f"result-{uuid.uuid4().hex}.json" for _ in group] for group in groups]
         tasks = [
             SlurmJob([self.context.task(job.spec, environment, gpus=ranks) for job in group], own)
@@ -212,8 +207,7 @@ class SlurmLauncher(LauncherBase):
         ]
         try:
             if not self.context.gpus_per_run.single:
-                on_node = self.max_gpus_per_node if several else gpus
-                layout = {"nodes": gpus // on_node, "tasks_per_node": on_node if several else 1}
+                layout = {"nodes": nodes, "tasks_per_node": on_node if nodes > 1 else 1}
                 if self.cluster != "local":
                     layout["gpus_per_node"] = on_node
                 self.executor.update_parameters(**layout)
@@ -254,9 +248,7 @@ class SlurmLauncher(LauncherBase):
         for handle in {id(job.handle.job): job.handle.job for job in running}.values():
             with contextlib.suppress(Exception):  # it has just ended
                 handle.cancel()
-        deadline = time.monotonic() + 30
-        while any(job.run.busy() for job in running) and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
+        wait_until_free(running, 30)
 
 
 def _attempt(place: _Place) -> Attempt:

@@ -1,8 +1,7 @@
 """Tasks and the processes that run them: a request goes out as JSON, its outcome comes back as JSON.
 
-`TaskProcess` runs one task in a `Worker`, a process that runs one task after another
-(`steepen.requests.worker`). `Task` and `Attempt` are pickled to and from other machines, so they hold builtin
-values only.
+`begin_task` hands a task to a `Worker`, a process that runs one after another (`steepen.requests.worker`).
+`Task` and `Attempt` are pickled to and from other machines, so they hold builtin values only.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from steepen.errors import Failure
 from steepen.utils.codec import from_builtins
@@ -76,6 +75,7 @@ class Worker:
         assert self.process.stdin is not None and self.process.stdout is not None
         self.tasks, self.answers = self.process.stdin, self.process.stdout
         self.answer = b""  # what has arrived of the line that answers the current task
+        self.attempt: Attempt | None = None  # at the current task, once it has ended
         self.failed = False  # its last task: it is about to exit
         os.set_blocking(self.answers.fileno(), False)
 
@@ -93,15 +93,10 @@ class Worker:
             and (task.code is None or self.code is None or task.code == self.code)
         )
 
-    def begin(self, task: Task) -> None:
-        """Hand over a task; `poll` tells when it has ended."""
-        self.code, self.answer = task.code or self.code, b""
-        with contextlib.suppress(BrokenPipeError):  # it has just died: `poll` will say so
-            self.tasks.write(task.to_line())
-            self.tasks.flush()
-
     def poll(self) -> Attempt | None:
         """The outcome of the task once there is one; a process that ended without any was lost."""
+        if self.attempt is not None:
+            return self.attempt
         ended = self.process.poll()  # before the last read: what a dead process has written is all there is
         while part := self.answers.read(1 << 16):
             self.answer += part
@@ -110,8 +105,27 @@ class Worker:
             outcome = json.loads(self.answer)
             self.failed = "failure" in outcome
             failure = from_builtins(Failure, outcome["failure"]) if self.failed else None
-            return Attempt(failure, outcome.get("result"), host)
-        return None if ended is None else Attempt(_lost_process(ended, host), host=host)
+            self.attempt = Attempt(failure, outcome.get("result"), host)
+        elif ended is not None:
+            self.attempt = Attempt(_lost_process(ended, host), host=host)
+        return self.attempt
+
+    def wait(self) -> Attempt:
+        """Block until the task has ended."""
+        # Short sleeps, not one long wait: an interrupt of the launcher must be handled.
+        while (attempt := self.poll()) is None:
+            time.sleep(0.02)
+        return attempt
+
+    def terminate(self) -> None:
+        """Send SIGTERM, on which training saves a checkpoint and the process ends."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL; the last checkpoint stays."""
+        if self.process.poll() is None:
+            self.process.kill()
 
     def close(self) -> None:
         """Let the process exit; it must be between two tasks."""
@@ -133,44 +147,21 @@ def _lost_process(exit_code: int, host: str) -> Failure:
     return Failure("WorkerLost", message, exit_code, transient=exit_code == os.EX_TEMPFAIL)
 
 
-class TaskProcess:
-    """One task in a worker: one that earlier tasks have used, or a new one if that is None or unfit."""
-
-    def __init__(self, task: Task, worker: Worker | None = None) -> None:
-        path = Path(task.log)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        log: BinaryIO
-        with open(path, "ab", opener=open_without_links) as log:  # fails here if it cannot be written
-            log.flush()
-        self.attempt: Attempt | None = None
-        if worker is not None and not worker.accepts(task):
-            worker.close()
-            worker = None
-        self.worker = worker or Worker(task.environment, task.program)
-        self.process = self.worker.process
-        self.worker.begin(task)
-
-    def poll(self) -> Attempt | None:
-        """The attempt once it has ended, else None; may be called again."""
-        self.attempt = self.attempt or self.worker.poll()
-        return self.attempt
-
-    def wait(self) -> Attempt:
-        """Block until the attempt has ended."""
-        # Short sleeps, not one long wait: an interrupt of the launcher must be handled.
-        while (attempt := self.poll()) is None:
-            time.sleep(0.02)
-        return attempt
-
-    def terminate(self) -> None:
-        """Send SIGTERM, on which training saves a checkpoint and the process ends."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Send SIGKILL; the last checkpoint stays."""
-        if self.process.poll() is None:
-            self.process.kill()
+def begin_task(task: Task, worker: Worker | None = None) -> Worker:
+    """Hand a task to the worker of earlier ones, or to a new one if that is None or unfit; returns it."""
+    path = Path(task.log)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab", opener=open_without_links):  # fails here if it cannot be written
+        pass
+    if worker is not None and not worker.accepts(task):
+        worker.close()
+        worker = None
+    worker = worker or Worker(task.environment, task.program)
+    worker.code, worker.answer, worker.attempt = task.code or worker.code, b"", None
+    with contextlib.suppress(BrokenPipeError):  # it has just died: `poll` will say so
+        worker.tasks.write(task.to_line())
+        worker.tasks.flush()
+    return worker
 
 
 _idle_workers: list[Worker] = []  # between two calls of run_task: at most one
@@ -181,13 +172,13 @@ def run_task(task: Task) -> Attempt:
 
     The worker process stays for the next call.
     """
-    process = TaskProcess(task, _idle_workers.pop() if _idle_workers else None)
+    worker = begin_task(task, _idle_workers.pop() if _idle_workers else None)
     try:
-        attempt = process.wait()
+        attempt = worker.wait()
     except BaseException:
-        process.terminate()
+        worker.terminate()
         raise
-    _idle_workers.append(process.worker)
+    _idle_workers.append(worker)
     return attempt
 
 

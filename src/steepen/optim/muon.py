@@ -19,7 +19,9 @@ from steepen.execution.cuda_graphs import StreamPool, run_sequentially
 from steepen.kernels.dispatch import REFERENCE, Kernels, kernels_for
 from steepen.kernels.muon_update import row_square_parts
 from steepen.optim.config import OptimizerConfig
-from steepen.optim.state import OptimizerState
+
+# Parameter name → state key ("momentum", "exp_avg", "step", …) → tensor.
+OptimizerState = dict[str, dict[str, Tensor]]
 
 # Coefficients of odd polynomials a·x + b·x³ + c·x⁵ of the singular values, one per step; the last repeats.
 NEWTON_SCHULZ = ((3.4445, -4.7750, 2.0315),)

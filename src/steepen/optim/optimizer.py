@@ -11,18 +11,20 @@ not depend on which rank held a parameter, and growth can copy the state of one 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
+from steepen.errors import UsageError
 from steepen.execution.cuda_graphs import StreamPool, run_sequentially
 from steepen.optim.adamw import AdamW
-from steepen.optim.config import CautiousDecay, OptimizerConfig, OptimizerHyperparameters
+from steepen.optim.config import CautiousDecay, GrowthState, OptimizerConfig, OptimizerHyperparameters
 from steepen.optim.custom_optimizer import CustomOptimizer
-from steepen.optim.muon import Muon
-from steepen.optim.state import OptimizerState, grow_state
+from steepen.optim.muon import Muon, OptimizerState
 
+# Keys under which Muon, AdamW and torch's SGD keep the running mean of the gradient.
+MOMENTUM_KEYS = ("momentum", "exp_avg", "momentum_buffer")
 GROUPS = ("matrices", "embedding", "head", "vectors")
 # Elements of all block matrices together up to which the parts of a step run on parallel CUDA streams: the
 # kernels of a small network leave most of a GPU idle, a large one would only hold more memory. Not measured.
@@ -57,6 +59,8 @@ class Optimizer:
     low-precision copies of the weights there. `total_norm` computes the norm of a list of gradients; it is
     given if a process holds only a part of them, or none: `device` is then where they would be.
     """
+
+    collective_forward = False  # whether every forward gathers weights from all ranks
 
     def __init__(
         self,
@@ -265,3 +269,23 @@ class Optimizer:
 
 def _in_order(parameters: dict[str, nn.Parameter], order: Iterable[str]) -> dict[str, nn.Parameter]:
     return {name: parameters[name] for name in order if name in parameters}
+
+
+def grow_state(state: OptimizerState, sources: Mapping[str, str], policy: GrowthState = "copy") -> None:
+    """Add entries for the parameters that growth made; `sources` maps a new name to the copied one.
+
+    "copy" clones the state of the source, "zero" does the same but zeros the momentum, and "fresh" adds
+    nothing, as for a parameter that was never stepped.
+    """
+    if policy not in get_args(GrowthState):
+        raise UsageError(
+            f"growth state policy {policy!r} is not known: use one of {', '.join(get_args(GrowthState))}."
+        )
+    if policy == "fresh":
+        return
+    for new, source in sources.items():
+        if source in state:
+            state[new] = {
+                key: torch.zeros_like(value) if policy == "zero" and key in MOMENTUM_KEYS else value.clone()
+                for key, value in state[source].items()
+            }

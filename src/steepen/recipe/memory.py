@@ -181,6 +181,13 @@ ACCELERATORS = {
 }
 
 
+def accelerator_of(product: str) -> Accelerator | None:
+    """The accelerator that a product name (NVIDIA H200 NVL) contains; None if none is known."""
+    name = product.lower().replace(" ", "")
+    found = [gpu for gpu in ACCELERATORS.values() if gpu.name in name]
+    return max(found, key=lambda gpu: len(gpu.name), default=None)
+
+
 def find_accelerator(name: str) -> Accelerator:
     """An accelerator by name."""
     key = name.strip().lower().replace(" ", "").replace("-", "")

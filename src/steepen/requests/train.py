@@ -165,7 +165,7 @@ class Train(SpecFields, TrainOptions, Request["Run"]):
         from steepen.distributed.processes import NodeGroup
         from steepen.launch.worker import NODES_VARIABLE
         from steepen.runs.store import RunStore
-        from steepen.training.trainer import train as train_run
+        from steepen.training.run import train as train_run
 
         store, place, wanted = RunStore(self.runs), process_environment(), self._scores()
         if self.gpus is not None and place.size > 1:

@@ -245,7 +245,7 @@ class Runs(Result):
             if (condition is None or condition(run.fields))
             and all(run.fields.get(name) == value for name, value in wanted.items())
         ]
-        named = () if condition is None else condition.names.values()
+        named = () if condition is None else condition.fields
         return replace(self, runs=tuple(kept), asked=(*self.asked, *named, *wanted))
 
     def sort(self, field: str) -> Runs:

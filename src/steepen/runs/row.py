@@ -1,25 +1,35 @@
-"""A run as one flat row: what its record says or, until it has finished, its spec."""
+"""A run as one flat row: what its record says or, until it has finished, its spec; and its status.
+
+All is read from the files of the run, so it works on every machine that mounts the directory.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from steepen.errors import SteepenError
+from steepen.errors import SteepenError, is_whole
 from steepen.recipe.flops import compute_active_parameters, stored_parameters
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.utils.codec import to_builtins
+from steepen.utils.files import open_regular
 from steepen.utils.formatting import is_number
-from steepen.utils.json_io import read_json
+from steepen.utils.json_io import parse_json, read_json
 from steepen.utils.series import corpus_name, recipe_name
 
 if TYPE_CHECKING:
     from steepen.runs.store import RunDirectory
 
 Status = Literal["finished", "running", "failed", "interrupted", "waiting", "unknown"]
+STATUSES: tuple[Status, ...] = get_args(Status)
+CANNOT_TELL = (
+    "cannot tell from here whether a process is at it: its lock cannot be read, or it was begun on another "
+    "machine whose locks this file system does not show."
+)
 _SECTIONS = ("optimizer", "lr_schedule", "options")  # of a spec, whose fields keep the section's name
 
 
@@ -219,3 +229,53 @@ def score_fields(scores: dict[str, Any]) -> dict[str, Any]:
     for count, loss in zip(passes.get("passes") or (), passes.get("losses") or (), strict=False):
         fields[f"loss_at_{count}_passes"] = loss
     return fields
+
+
+def last_metrics(run: RunDirectory) -> dict[str, Any]:
+    """The last complete line of metrics.jsonl; empty if there is none yet."""
+    try:
+        with open(run.metrics_file, "rb", opener=open_regular) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 8192))
+            lines = file.read().splitlines()
+    except OSError:
+        return {}
+    for line in reversed(lines):
+        try:
+            value = parse_json(line)
+        except ValueError:  # the first or last line of the window, cut off
+            continue
+        if isinstance(value, dict) and is_number(value.get("loss")) and is_whole(value.get("step")):
+            return value
+    return {}
+
+
+def status_of(run: RunDirectory) -> tuple[Status, tuple[str, str] | None]:
+    """Status and, if failed or unknown, kind and message of the cause, from the run's files and its lock."""
+    busy = run.busy()  # asked first: a run writes its record before it releases its lock
+    if run.record_file.exists():
+        return "finished", None
+    if busy is True:
+        return "running", None
+    failure = run.failure()
+    if failure is not None:
+        return "failed", failure
+    if busy is None:
+        return "unknown", ("", CANNOT_TELL)
+    begun = run.metrics_file.exists() or run.checkpoints.exists()
+    return ("interrupted" if begun else "waiting"), None
+
+
+def with_status(row: RunRow, run: RunDirectory) -> RunRow:
+    """The row of a run that had no record, with its status, last loss and step as they are now."""
+    status, failure = status_of(run)
+    last = last_metrics(run)
+    return replace(
+        row,
+        status=status,
+        cause="" if failure is None else ": ".join(filter(None, failure)),
+        failure_kind="" if failure is None else failure[0],
+        loss=last.get("loss"),
+        step=last.get("step", 0),
+        tokens_per_second=speed if is_number(speed := last.get("tokens_per_second")) else None,
+    )

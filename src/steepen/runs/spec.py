@@ -145,6 +145,12 @@ class RunSpec(Checked):
         )
 
     @property
+    def planned_run(self) -> PlannedRun:
+        """The sizes of the run, as the planner takes them."""
+        size = (self.arm, self.shape, self.schedule, None, self.hyperparameters)
+        return PlannedRun(*size, self.batch_tokens, self.steps)
+
+    @property
     def batch_sequences(self) -> int:
         """Sequences in one global batch."""
         return self.batch_tokens // self.shape.context

@@ -16,15 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steepen.errors import SteepenError, UsageError, is_whole
+from steepen.errors import Failure, SteepenError, UsageError, is_whole
 from steepen.runs.index import RunIndex
 from steepen.runs.record import RunRecord
-from steepen.runs.row import RunRow
+from steepen.runs.row import RunRow, with_status
 from steepen.runs.spec import RunSpec
-from steepen.runs.status import with_status
 from steepen.utils.files import file_lock, is_locked, read_file
 from steepen.utils.formatting import is_number
-from steepen.utils.json_io import read_json
+from steepen.utils.json_io import read_json, write_json
 
 _HASH = re.compile(r"[0-9a-f]{16}")  # name of a run's directory
 
@@ -43,51 +42,30 @@ class RunLost(SteepenError):
     """The directory of a run was deleted or moved while the run was trained."""
 
 
+class _Inside:
+    """The path of a file in a run's directory."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: RunDirectory, kind: type) -> Path:
+        return run.path / self.name
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """The files of one run."""
 
     path: Path
 
-    @property
-    def spec_file(self) -> Path:
-        """spec.json."""
-        return self.path / "spec.json"
-
-    @property
-    def record_file(self) -> Path:
-        """record.json: exists once the run has finished."""
-        return self.path / "record.json"
-
-    @property
-    def failure_file(self) -> Path:
-        """failure.json: why the run could not finish."""
-        return self.path / "failure.json"
-
-    @property
-    def lock_file(self) -> Path:
-        """lock: held by the process that trains the run."""
-        return self.path / "lock"
-
-    @property
-    def tokenizer_file(self) -> Path:
-        """tokenizer.json: the tokenizer of the data the run is trained on."""
-        return self.path / "tokenizer.json"
-
-    @property
-    def metrics_file(self) -> Path:
-        """metrics.jsonl: one line per step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def samples_file(self) -> Path:
-        """samples.jsonl: texts generated during training, if requested (`--sample-every`)."""
-        return self.path / "samples.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The directory of checkpoints, one subdirectory per saved step."""
-        return self.path / "checkpoints"
+    spec_file = _Inside("spec.json")
+    record_file = _Inside("record.json")  # exists once the run has finished
+    failure_file = _Inside("failure.json")  # why the run could not finish
+    lock_file = _Inside("lock")  # held by the process that trains the run
+    tokenizer_file = _Inside("tokenizer.json")  # of the data the run is trained on
+    metrics_file = _Inside("metrics.jsonl")  # one line per step
+    samples_file = _Inside("samples.jsonl")  # texts generated during training, if requested (`sample_every`)
+    checkpoints = _Inside("checkpoints")  # one directory per saved step
 
     def saved_step(self) -> int:
         """The step of the newest complete checkpoint, −1 if there is none."""
@@ -128,6 +106,11 @@ class RunDirectory:
             return str(value["kind"]), str(value["message"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
+
+    def write_failure(self, failure: Failure) -> None:
+        """Write failure.json."""
+        with contextlib.suppress(OSError):  # a full disk must not hide the failure
+            write_json(self.failure_file, {"kind": failure.kind, "message": failure.message})
 
     @contextlib.contextmanager
     def lock(self, wait: bool = False, poll_seconds: float = 1.0) -> Generator[None]:

@@ -197,7 +197,7 @@ class Table:
         keep = list(range(len(self)))
         for text in conditions:
             condition = parse_condition(text, self.columns, lambda name: self.name_of(name) or name)
-            used = {name: self.columns[name] for name in condition.names.values()}
+            used = {name: self.columns[name] for name in condition.fields}
             keep = [row for row in keep if condition({name: _value(used[name][row]) for name in used})]
         if not keep:
             raise UsageError(f"no row of {self.source} has {' and '.join(conditions)}.")

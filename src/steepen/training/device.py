@@ -1,8 +1,17 @@
-"""The device of a run: selection, process-wide settings, and what its record says of the hardware."""
+"""The device of a run: selection, process-wide settings, other runs on it, the record's view of the hardware.
+
+Small runs spend as long on kernels, validation and files as on training, with the GPU mostly idle. The local
+launcher therefore starts further runs on each GPU and names their lock files in `GPU_LOCKS_VARIABLE`. A run
+waits for its turn before its first step (`GpuSharing`), so only one trains at a time and the others do not
+disturb its timing. Where the GPU runs kernels of several processes at once (`MultiProcessService` in
+launch/local.py), runs whose steps leave most of it idle take their turns together. A run that needs much
+memory has the GPU for itself from start to end.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import importlib.metadata
@@ -11,7 +20,8 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +29,14 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steepen.errors import UsageError
-from steepen.recipe.memory import ACCELERATORS
+from steepen.recipe.memory import accelerator_of, training_memory
+from steepen.runs.spec import RunSpec, is_light
+from steepen.utils.files import GPU_LOCKS_VARIABLE, RUNS_PER_GPU_VARIABLE, open_without_links
 
 HOPPER = 9  # major compute capability
+_SMALL = 1 / 6  # of the GPU's memory: four such runs fit, also if the estimates are too low by a third
+_MICRO_BATCH_TOKENS = 65_536  # the first micro-batch that gradient accumulation tries
+_POLL_SECONDS = 0.005
 
 
 def find_device(name: str) -> torch.device:
@@ -65,9 +80,8 @@ def peak_flops(device: torch.device) -> float | None:
     """Dense bf16 peak of the GPU in FLOP/s; None on a CPU or an unknown GPU."""
     if device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(device).lower()
-    found = [gpu for key, gpu in ACCELERATORS.items() if key in name.replace(" ", "")]
-    return max(found, key=lambda gpu: len(gpu.name)).peak_flops if found else None
+    known = accelerator_of(torch.cuda.get_device_name(device))
+    return None if known is None else known.peak_flops
 
 
 @contextlib.contextmanager
@@ -125,6 +139,58 @@ def keep_freed_memory() -> None:
     # alone would do harm: setting it freezes the mmap threshold, which otherwise adapts.
     if mallopt(-3, 2**30) or mallopt(-3, 2**25):
         mallopt(-1, 2**30)
+
+
+def is_small(spec: RunSpec, memory_bytes: int) -> bool:
+    """Whether a run is expected to need so little memory that another fits beside it."""
+    micro_batch = max(1, min(spec.batch_tokens, _MICRO_BATCH_TOKENS) // spec.shape.context)
+    needed = training_memory(spec.planned_run, 1, micro_batch, optimizer=spec.optimizer).total
+    return needed <= _SMALL * memory_bytes
+
+
+class GpuSharing:
+    """The locks of one run; without lock files (a run that no launcher started) they do nothing."""
+
+    def __init__(self, spec: RunSpec, device: torch.device, stopped: Callable[[], bool]) -> None:
+        path = os.environ.get(GPU_LOCKS_VARIABLE) if device.type == "cuda" else None
+        self.path = None if path is None else Path(path)
+        self.stopped = stopped
+        self.seconds_waited = 0.0
+        most = int(os.environ.get(RUNS_PER_GPU_VARIABLE, "1"))
+        self.runs_per_gpu = most if path and is_light(spec) else 1
+        self.small = self.path is None or is_small(
+            spec, torch.cuda.get_device_properties(device).total_memory
+        )
+
+    @contextlib.contextmanager
+    def memory(self) -> Generator[None]:
+        """Hold room in the GPU's memory: beside another run if both are small, else alone."""
+        with self._lock(".memory", shared=self.small):
+            yield
+
+    @contextlib.contextmanager
+    def turn(self) -> Generator[None]:
+        """Hold the GPU's turn to train; ends early, without the turn, if the run receives a stop signal."""
+        with self._lock(".turn", shared=self.runs_per_gpu > 1):
+            yield
+
+    @contextlib.contextmanager
+    def _lock(self, suffix: str, *, shared: bool) -> Generator[None]:
+        if self.path is None:
+            yield
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        mode = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
+        began = time.monotonic()
+        with open(self.path.with_suffix(suffix), "a", opener=open_without_links) as file:
+            while not self.stopped():
+                try:
+                    fcntl.flock(file, mode)
+                    break
+                except BlockingIOError:
+                    time.sleep(_POLL_SECONDS)
+            self.seconds_waited += time.monotonic() - began
+            yield
 
 
 def process_age() -> float | None:

@@ -19,8 +19,8 @@ from steepen.execution.select import ExecutionMode, apply_execution_mode
 from steepen.model.growth import Growth
 from steepen.model.init import WeightsMismatch, allocate, build_on_meta, initializer, name_seed, weight_copier
 from steepen.model.network import Network
-from steepen.optim.optimizer import Optimizer, round_to_bf16_
-from steepen.optim.state import OptimizerState, grow_state
+from steepen.optim.muon import OptimizerState
+from steepen.optim.optimizer import Optimizer, grow_state, round_to_bf16_
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunDirectory
 from steepen.runs.trunk import is_state_of
@@ -28,14 +28,15 @@ from steepen.training.checkpoint import (
     AnyOptimizer,
     Checkpoint,
     CorruptCheckpoint,
+    StateReader,
     TrainingProgress,
+    UnreadableState,
     list_checkpoints,
     owned_pieces,
     random_name,
     remove_partial,
     rename_corrupt,
 )
-from steepen.training.state_files import StateReader, UnreadableState
 from steepen.utils.files import read_file, write_atomically
 
 RunState = tuple[Network, AnyOptimizer, TrainingProgress]

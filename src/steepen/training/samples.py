@@ -62,7 +62,6 @@ class SampleWriter:
         rank 0 only.
         """
         device = network.embedding.device
-        sharded = isinstance(optimizer, DistributedOptimizer) and optimizer.collective_forward
         with (
             torch.random.fork_rng([device] if device.type == "cuda" else []),  # custom blocks may draw
             torch.compiler.set_stance("force_eager"),  # lengths change with every token
@@ -75,7 +74,7 @@ class SampleWriter:
                 min(SAMPLE_TOKENS, network.shape.context - 1),
                 SAMPLING,
                 passes=passes,
-                cache=not sharded,
+                cache=not optimizer.collective_forward,
                 cuda_graphs=False,
             )
         if self.file is None:

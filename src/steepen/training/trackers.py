@@ -21,24 +21,20 @@ MLFLOW_PARAMETERS, MLFLOW_METRICS = 100, 1000  # the most that MLflow takes in o
 MLFLOW_SECONDS = 5.0  # between batches of metrics
 
 
-class Tracker(Protocol):
-    """Interface of a tracker."""
+class _Tracker(Protocol):
+    def log(self, step: int, values: dict[str, float]) -> None: ...
 
-    def log(self, step: int, values: dict[str, float]) -> None:
-        """Log the metrics of one step."""
-        ...
-
-    def close(self) -> None:
-        """Finish."""
-        ...
+    def close(self) -> None: ...
 
 
-class WandbTracker:
+class _Wandb:
     """Weights & Biases; the run id is the spec's hash."""
+
+    run: Any
 
     def __init__(self, spec: RunSpec, directory: Path) -> None:
         wandb = importlib.import_module("wandb")
-        self.run: Any = wandb.init(
+        self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             id=spec.hash,
             name=_title(spec),
@@ -48,15 +44,32 @@ class WandbTracker:
         )
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Log the metrics of one step."""
         self.run.log(values, step=step)
 
     def close(self) -> None:
-        """Finish the W&B run."""
         self.run.finish()
 
 
-class TensorBoardTracker:
+class _Trackio(_Wandb):
+    """Trackio, in its local database (TRACKIO_DIR). What it prints goes to standard error."""
+
+    def __init__(self, spec: RunSpec, directory: Path) -> None:
+        with contextlib.redirect_stdout(sys.stderr):
+            trackio = importlib.import_module("trackio")
+            self.run = trackio.init(
+                project=os.environ.get("TRACKIO_PROJECT", PROJECT),
+                name=_title(spec),
+                config=_flat(spec.to_dict()),
+                resume="allow",
+                embed=False,
+            )
+
+    def close(self) -> None:
+        with contextlib.redirect_stdout(sys.stderr):
+            self.run.finish()
+
+
+class _TensorBoard:
     """TensorBoard event files in the run directory."""
 
     def __init__(self, spec: RunSpec, directory: Path) -> None:
@@ -64,17 +77,18 @@ class TensorBoardTracker:
         self.writer: Any = module.SummaryWriter(str(directory / "tensorboard"))
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Log the metrics of one step."""
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Flush and close."""
         self.writer.close()
 
 
-class MlflowTracker:
-    """MLflow, at MLFLOW_TRACKING_URI or its default; a resumed run is found by the tag steepen.run."""
+class _Mlflow:
+    """MLflow, at MLFLOW_TRACKING_URI or its default; a resumed run is found by the tag steepen.run.
+
+    Metrics are sent every few seconds.
+    """
 
     def __init__(self, spec: RunSpec, directory: Path) -> None:
         mlflow = importlib.import_module("mlflow")
@@ -98,7 +112,6 @@ class MlflowTracker:
             self.client.log_batch(self.run_id, params=parameters[start : start + MLFLOW_PARAMETERS])
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Log the metrics of one step; they are sent every few seconds."""
         now = time.time()
         self.queued += [self.metric(name, value, int(now * 1000), step) for name, value in values.items()]
         if now - self.sent > MLFLOW_SECONDS or len(self.queued) > MLFLOW_METRICS - 20:
@@ -106,7 +119,6 @@ class MlflowTracker:
             self.sent = now
 
     def close(self) -> None:
-        """Send what is queued, and mark the MLflow run as finished."""
         self._send()
         self.client.set_terminated(self.run_id)
 
@@ -116,35 +128,11 @@ class MlflowTracker:
             self.client.log_batch(self.run_id, metrics=queued)
 
 
-class TrackioTracker:
-    """Trackio, in its local database (TRACKIO_DIR). What it prints goes to standard error."""
-
-    def __init__(self, spec: RunSpec, directory: Path) -> None:
-        with contextlib.redirect_stdout(sys.stderr):
-            trackio = importlib.import_module("trackio")
-            self.run: Any = trackio.init(
-                project=os.environ.get("TRACKIO_PROJECT", PROJECT),
-                name=_title(spec),
-                config=_flat(spec.to_dict()),
-                resume="allow",
-                embed=False,
-            )
-
-    def log(self, step: int, values: dict[str, float]) -> None:
-        """Log the metrics of one step."""
-        self.run.log(values, step=step)
-
-    def close(self) -> None:
-        """Write what is queued."""
-        with contextlib.redirect_stdout(sys.stderr):
-            self.run.finish()
-
-
-_KINDS: dict[str, Callable[[RunSpec, Path], Tracker]] = {
-    "wandb": WandbTracker,
-    "tensorboard": TensorBoardTracker,
-    "mlflow": MlflowTracker,
-    "trackio": TrackioTracker,
+_KINDS: dict[str, Callable[[RunSpec, Path], _Tracker]] = {
+    "wandb": _Wandb,
+    "tensorboard": _TensorBoard,
+    "mlflow": _Mlflow,
+    "trackio": _Trackio,
 }
 TRACKERS = tuple(_KINDS)
 
@@ -170,7 +158,7 @@ class Trackers:
         self, names: tuple[str, ...], spec: RunSpec, directory: Path, print_message: Callable[[str], None]
     ) -> None:
         self.print_message = print_message
-        self.active: dict[str, Tracker] = {}
+        self.active: dict[str, _Tracker] = {}
         for name in names:
             self._guard(name, lambda name=name: self.active.__setitem__(name, _KINDS[name](spec, directory)))
 

@@ -1,4 +1,4 @@
-"""One optimizer step: the gradients of a global batch, their norm, the weight update.
+"""One optimizer step: the gradients of a global batch, in micro-batches that fit; their norm; the update.
 
 The step of a small network is hundreds of kernels of a few microseconds each, which the host cannot launch
 as fast as the GPU runs them. Such a step is captured once as a CUDA graph and replayed from then on.
@@ -6,20 +6,187 @@ as fast as the GPU runs them. Such a step is captured once as a CUDA graph and r
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import torch
 from torch import Tensor, nn
 
 from steepen.distributed.sharded_optimizer import DistributedOptimizer, ShardedOptimizer
+from steepen.errors import SteepenError, is_out_of_memory
 from steepen.execution.cuda_graphs import CudaGraphCache
 from steepen.model.loss import mean_loss
 from steepen.model.network import Network
 from steepen.optim.optimizer import Optimizer
+from steepen.recipe.memory import automatic_micro_batch
 from steepen.runs.spec import RunSpec
 from steepen.training.device import process_age, synchronize
-from steepen.training.gradient_accumulation import GradientAccumulator, accumulate
+
+
+class OutOfMemory(SteepenError):
+    """The micro-batch does not fit."""
+
+
+def accumulate(
+    network: Network,
+    inputs: Tensor,
+    targets: Tensor,
+    passes: int,
+    micro_batch: int,
+    *,
+    global_rows: int | None = None,
+    sink: DistributedOptimizer | None = None,
+) -> Tensor:
+    """Backpropagate the mean loss of a batch (rows, time) in micro-batches; returns the loss, a scalar.
+
+    `global_rows` is the number of rows on all ranks together, of which this rank has `inputs`: the loss is
+    then this rank's part of the mean, and `sink` takes the gradients. On a CPU the gradients of micro-batches
+    are summed in fp64, so that the sum does not depend on the number of ranks.
+    """
+    rows = len(inputs)
+    whole = global_rows or rows
+    on_cpu = inputs.device.type == "cpu"
+    sum_in_fp64 = on_cpu and micro_batch < whole and not (sink is not None and sink.sums_gradients)
+    total = torch.zeros((), dtype=torch.float64 if on_cpu else torch.float32, device=inputs.device)
+    sums: dict[str, Tensor] = {}
+    for first in range(0, rows, micro_batch):
+        rows_slice = slice(first, first + micro_batch)
+        loss_weight = len(inputs[rows_slice]) / whole
+        last = first + micro_batch >= rows
+        with contextlib.nullcontext() if sink is None else sink.micro_batch(last=last and not sum_in_fp64):
+            loss = network(inputs[rows_slice], targets[rows_slice], passes=passes, loss_weight=loss_weight)
+            loss.backward()
+        total += loss.detach()
+        if sum_in_fp64:
+            _move_gradients(network, sums)
+    for name, gradient in reversed(sums.items()):
+        if sink is not None:
+            sink.add_gradient(name, gradient)
+        else:
+            parameter = network.get_parameter(name)
+            parameter.grad = gradient.to(parameter.dtype)
+    return total
+
+
+def _move_gradients(network: Network, sums: dict[str, Tensor]) -> None:
+    """Add the gradients to fp64 sums by parameter name and drop them."""
+    for name, parameter in network.named_parameters():
+        if parameter.grad is not None:
+            if name in sums:
+                sums[name] += parameter.grad
+            else:
+                sums[name] = parameter.grad.double()
+            parameter.grad = None
+
+
+class GradientAccumulator:
+    """Computes gradients with a fixed micro-batch, or with the largest that fits.
+
+    Without a fixed size it starts from a guess and halves at each out-of-memory error. `grown` says that the
+    network has grown since the fixed size was chosen: it is then the most, and halves too. Where not even one
+    sequence fits, blocks are computed again in the backward (`Network.recompute`), unless `may_recompute` is
+    false: smaller micro-batches come first, because they cost no FLOPs.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        rows: int,
+        fixed: int | None,
+        print_message: Callable[[str], None],
+        *,
+        ranks: int = 1,
+        sink: DistributedOptimizer | None = None,
+        grown: bool = False,
+        may_recompute: bool = True,
+    ) -> None:
+        self.network, self.print_message = network, print_message
+        self.fixed, self.may_recompute = None if grown else fixed, may_recompute
+        self.rows, self.ranks, self.sink = rows, ranks, sink  # rows of this rank
+        start = automatic_micro_batch(rows, network.shape.context, gpu=network.embedding.is_cuda)
+        self.micro_batch = self.largest = min(rows, fixed or start)
+
+    def __call__(self, inputs: Tensor, targets: Tensor, passes: int) -> Tensor:
+        """Return the mean loss, or this rank's part of it; gradients are in `.grad`, or given to the sink."""
+        while True:
+            try:
+                return accumulate(
+                    self.network,
+                    inputs,
+                    targets,
+                    passes,
+                    self.micro_batch,
+                    global_rows=len(inputs) * self.ranks,
+                    sink=self.sink,
+                )
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                reason = error
+            if self.sink is not None:  # some gradients may have been sent: the step cannot be repeated
+                raise OutOfMemory(
+                    f"a micro-batch of {self.micro_batch} sequences does not fit in memory; "
+                    f"use `micro_batch` = {max(1, self.micro_batch // 2)}, or more GPUs."
+                ) from reason
+            self._free()
+            smaller = None if self.fixed is None else self._smaller_that_fits(inputs, targets, passes)
+            if smaller is not None:
+                raise OutOfMemory(
+                    f"a micro-batch of {self.micro_batch} sequences does not fit in memory; {smaller} does: "
+                    f"use `micro_batch` = {smaller}, or `micro_batch` auto."
+                ) from reason
+            if self.fixed is None and self.micro_batch > 1:
+                self.micro_batch = largest_below(self.micro_batch, self.rows)
+                self.print_message(f"out of memory: continuing with a micro-batch of {self.micro_batch}.")
+            elif self.may_recompute and not self.network.recompute:
+                self.network.recompute, self.micro_batch = True, self.largest
+                self.print_message("out of memory: continuing with blocks recomputed in the backward.")
+            else:
+                raise OutOfMemory(
+                    "out of memory even with one sequence at a time; use a smaller depth or context, "
+                    "or a device with more memory."
+                ) from reason
+
+    @contextlib.contextmanager
+    def without_sink(self) -> Generator[None]:
+        """Leave gradients in `.grad` and do not communicate: to find a micro-batch that fits."""
+        sink, self.sink = self.sink, None
+        try:
+            yield
+        finally:
+            self.sink = sink
+
+    def _smaller_that_fits(self, inputs: Tensor, targets: Tensor, passes: int) -> int | None:
+        """The largest smaller micro-batch that fits, for the error."""
+        size = self.micro_batch
+        while size > 1:
+            size = largest_below(size, self.rows)
+            try:
+                accumulate(self.network, inputs[:size], targets[:size], passes, size)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._free()
+                continue
+            self._free()
+            return size
+        return None
+
+    def _free(self) -> None:
+        for parameter in self.network.parameters():
+            parameter.grad = None
+        if self.network.fused is not None:  # of the forward that was not finished
+            self.network.fused.signal.uses.clear()
+        gc.collect()
+        if self.network.embedding.is_cuda:
+            torch.cuda.empty_cache()
+
+
+def largest_below(size: int, rows: int) -> int:
+    """Largest divisor of `rows` that is at most size/2, so that all micro-batches are equal."""
+    return max(d for d in range(1, max(1, size // 2) + 1) if rows % d == 0)
 
 
 class TrainStep:

@@ -1,9 +1,8 @@
-"""The trainer: run spec → checkpoints and record. Calling it again resumes an interrupted run.
+"""The trainer takes a run, in one process or rank, from its newest checkpoint to its last step and record.
 
-The flow: `train` joins the ranks (`distributed.world`) and takes the run's lock; `Trainer.run` loads the
-newest checkpoint or initialises (`run_state`), chooses micro-batch and kernels (`_prepare_steps`), takes
-batches from a prefetching loader (`_loop`), and after each step validates, saves and stops where due
-(`_between_steps`); `_finish` validates and writes the record.
+The flow: `Trainer.run` loads the newest checkpoint or initialises (`run_state`), chooses micro-batch and
+kernels (`_prepare_steps`), takes batches from a prefetching loader (`_loop`), and after each step validates,
+saves and stops where due (`_between_steps`); `_finish` validates and writes the record.
 
 A run's result depends on its spec alone. Batch `step` is a function of seed and step, so a resumed run
 continues with the batch that comes next; the schedule is a table indexed by step; the random state is in the
@@ -15,167 +14,45 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import functools
 import gc
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from steepen.data import BatchLoader, Dataset, Prefetcher, ValidationSet
-from steepen.data.tokenizer import write_run_tokenizer
-from steepen.distributed.environment import process_environment
-from steepen.distributed.faults import is_communication_error, stop_all_ranks
+from steepen.data import BatchLoader, Prefetcher, ValidationSet
 from steepen.distributed.sharded_optimizer import DistributedOptimizer, ShardedOptimizer
-from steepen.distributed.world import FlagExchange, RanksDiffer, World, joined_world
-from steepen.errors import Failure, UsageError, failure_of, is_out_of_memory
+from steepen.distributed.world import FlagExchange, World
+from steepen.errors import UsageError
 from steepen.execution.select import ExecutionMode, choose_execution_mode, compile_blocks
 from steepen.model.growth import grow
 from steepen.model.loss import MeanLoss, combined, mean_loss
 from steepen.optim.optimizer import Optimizer
 from steepen.recipe.flops import flops_per_token
 from steepen.runs.record import RunRecord, ValidationScore
-from steepen.runs.spec import RunSpec, code_digest
-from steepen.runs.store import RunDirectory, RunLost, RunStore
+from steepen.runs.spec import RunSpec
+from steepen.runs.store import RunDirectory
 from steepen.runs.trunk import branch_points_within, finished_trunk, shared_checkpoints
 from steepen.training import checkpoint as checkpoints
 from steepen.training import device as device_info
 from steepen.training.checkpoint import TrainingProgress
-from steepen.training.gpu_sharing import GpuSharing
-from steepen.training.gradient_accumulation import GradientAccumulator, OutOfMemory
+from steepen.training.device import GpuSharing
 from steepen.training.metrics import MetricBuffer, MetricsFile, TrainingTimer, watch_stream
 from steepen.training.run_state import load_and_grow, load_or_init
-from steepen.training.samples import SampleWriter, check_prompts
-from steepen.training.step_schedule import StepSchedule, build_schedule
+from steepen.training.samples import SampleWriter
+from steepen.training.step_schedule import build_schedule
 from steepen.training.stopping import Diverged, Interrupted, StopSignals, diverged
 from steepen.training.trackers import Trackers
 from steepen.training.train_options import TrainOptions
-from steepen.training.train_step import TrainStep, warm_up
+from steepen.training.train_step import GradientAccumulator, TrainStep, warm_up
 from steepen.utils.codec import from_builtins, to_builtins
-from steepen.utils.files import remove_leftovers
 from steepen.utils.json_io import write_json
 from steepen.utils.progress import ProgressDisplay
 
 GROWTH_WINDOWS = 8  # windows of validation text whose loss is logged before and after growth
-
-
-def train(
-    spec: RunSpec,
-    dataset: Dataset,
-    store: RunStore,
-    options: TrainOptions | None = None,
-    *,
-    world: World | None = None,
-) -> RunRecord:
-    """Train a run to its end, resuming if it was interrupted; returns the existing record if finished.
-
-    In a process that torchrun, srun or `steepen train --gpus` started, this is one rank of the run; all ranks
-    return the record. `world` is one that was joined before, for several runs in the same processes.
-    """
-    options = options or TrainOptions()
-    if world is not None:
-        return _train(spec, dataset, store, options, world.device, world)
-    place = process_environment()
-    # Reject a wrong name even if the run is finished.
-    device, shared = device_info.rank_device(options.device, place.local_rank, place.size)
-    if place.size == 1:
-        return _train(spec, dataset, store, options, device, World())
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    with joined_world(device, shared_device=shared, timeout=options.rank_timeout) as ranks:
-        try:
-            return _train(spec, dataset, store, options, device, ranks)
-        except Exception as error:
-            agreed = isinstance(error, Interrupted | Diverged | RanksDiffer)
-            stop_all_ranks(ranks, error, ranks.step, agreed=agreed)
-
-
-def _train(
-    spec: RunSpec,
-    dataset: Dataset,
-    store: RunStore,
-    options: TrainOptions,
-    device: torch.device,
-    world: World,
-) -> RunRecord:
-    if spec.code != code_digest(spec.arm, spec.optimizer):
-        raise UsageError(
-            f"the custom code of arm {spec.arm.name!r} or of its optimizer has changed since the spec; "
-            "make the spec again (a new run), or restore the old code."
-        )
-    if dataset.identity != spec.data.identity:
-        raise UsageError(
-            f"the spec asks for data {spec.data.identity[:16]}, but {dataset.directory} is "
-            f"{dataset.identity[:16]}; give the data set the spec was made for."
-        )
-    if world.size > 1:
-        world.require_agreement(
-            {
-                "spec": spec.hash,
-                "data": dataset.identity,
-                "code": device_info.package_digest(),
-                "version of torch": torch.__version__,
-                "shard": options.shard,
-            }
-        )
-    directory = store.run(spec)
-    # Rank 0 reads and the others are told: a file that another process writes just now may be visible to some
-    # ranks only, and ranks that disagree would wait for each other forever.
-    finished = _record_of(directory, world)
-    if finished is not None:  # checked before locking: the storage may be read-only
-        return finished
-    # Reject what this device or data cannot train before the run directory is created.
-    execution_mode(spec, device, options, world.size)
-    batches, validation = make_loaders(spec, dataset)
-    batches.row_range(world.rank, world.size)
-    if options.sample_every is not None:
-        check_prompts(options.sample_prompt or ("",), dataset, spec.shape.context)
-    with directory.lock(options.wait) if world.is_main else contextlib.nullcontext():
-        # Again, with the lock: another process may have finished the run while this one waited for it.
-        finished = _record_of(directory, world)
-        if finished is not None:
-            return finished
-        if world.is_main:
-            remove_leftovers(directory.path)
-            if not directory.spec_file.exists():
-                write_json(directory.spec_file, spec.to_dict())
-            if not directory.tokenizer_file.exists():
-                write_run_tokenizer(dataset.tokenizer(), directory.tokenizer_file)
-            directory.failure_file.unlink(missing_ok=True)
-        if world.monitor is not None:
-            world.monitor.on_fault = functools.partial(_write_failure, directory)
-        display = ProgressDisplay(quiet=bool(options.quiet) or not world.is_main)
-        try:
-            return Trainer(spec, batches, validation, directory, options, display, device, world).run()
-        except Exception as error:
-            reported = _explain_out_of_memory(error)
-            lost = world.size > 1 and is_communication_error(reported)
-            if world.is_main and not isinstance(reported, Interrupted | RunLost) and not lost:
-                _write_failure(directory, failure_of(reported))
-            raise reported from error
-        finally:
-            display.close()
-
-
-def _record_of(directory: RunDirectory, world: World) -> RunRecord | None:
-    """The record of a finished run, as rank 0 reads it."""
-    record = directory.record() if world.is_main else None
-    if world.size == 1:
-        return record
-    value = world.broadcast_object(None if record is None else record.to_dict())
-    return None if value is None else RunRecord.from_dict(value)
-
-
-def _write_failure(directory: RunDirectory, failure: Failure) -> None:
-    """Write failure.json, except where a rank was lost: that is an interruption, and the run can resume."""
-    if failure.transient:
-        return
-    with contextlib.suppress(OSError):  # a full disk must not hide the error
-        write_json(directory.failure_file, {"kind": failure.kind, "message": failure.message})
 
 
 def execution_mode(
@@ -196,16 +73,6 @@ def execution_mode(
         fused=fused,
         compile=options.compile,
     )
-
-
-def _explain_out_of_memory(error: Exception) -> Exception:
-    """Replace an out-of-memory error outside gradient accumulation by one that names a remedy."""
-    if is_out_of_memory(error):
-        return OutOfMemory(
-            "out of memory outside gradient computation (optimizer step, growth or validation); "
-            "use a smaller `micro_batch`, or a device with more memory."
-        )
-    return error
 
 
 class Trainer:
@@ -234,11 +101,11 @@ class Trainer:
         self.schedule = build_schedule(spec)
         peak = device_info.peak_flops(self.device)
         self.peak = None if peak is None else peak * world.size
+        self.sum_over_ranks = world.all_reduce_ if world.size > 1 else None
         self.scores: list[ValidationScore] = []
         self.stop_signals = StopSignals()
-        self.flags: FlagExchange | None = (
-            None  # stop and checkpoint flags of all ranks, exchanged one step late
-        )
+        # Stop and checkpoint flags of all ranks, exchanged one step late.
+        self.flags: FlagExchange | None = None
         self.writer = checkpoints.CheckpointWriter(
             directory.checkpoints, world, keep_last=options.keep_last, keep_every=options.keep_every
         )
@@ -283,30 +150,24 @@ class Trainer:
                 print_message,
             )
             self.samples = self._open_samples()
+            for sink in (self.samples, self.trackers, self.metrics):
+                if sink is not None:
+                    stack.callback(sink.close)
+            if world.size == 1:  # other ranks may be gone; alone, nothing is written after the lock is free
+                stack.callback(self.writer.join)
             sinks = (self.metrics, self.trackers, self.display)
             self.buffer = MetricBuffer(spec, self.schedule, self.peak, self.timer, sinks, self.writer, world)
-            try:
-                self._prepare_steps()
-                waited = sharing.seconds_waited
-                with sharing.turn():
-                    self.total_before -= sharing.seconds_waited - waited
-                    self._loop()
-                record = self._finish()
-            finally:
-                if (
-                    world.size == 1
-                ):  # other ranks may be gone; alone, nothing is written after the lock is free
-                    self.writer.join()
-                self.metrics.close()
-                self.trackers.close()
-                if self.samples is not None:
-                    self.samples.close()
-        return record
+            self._prepare_steps()
+            waited = sharing.seconds_waited
+            with sharing.turn():
+                self.total_before -= sharing.seconds_waited - waited
+                self._loop()
+            return self._finish()
 
     def _prepare_steps(self) -> None:
         """Choose the micro-batch and compile or capture the kernels, for the network as it is now."""
         spec, options, print_message, world = self.spec, self.options, self.display.print, self.world
-        sharded = isinstance(self.optimizer, DistributedOptimizer)
+        sharded = self.optimizer if isinstance(self.optimizer, DistributedOptimizer) else None
         self.network.recompute = bool(options.recompute)
         self.accumulator = GradientAccumulator(
             self.network,
@@ -314,7 +175,7 @@ class Trainer:
             None if options.micro_batch == "auto" else options.micro_batch,
             print_message,
             ranks=world.size,
-            sink=self.optimizer if isinstance(self.optimizer, DistributedOptimizer) else None,
+            sink=sharded,
             grown=self.stage > 0,
             may_recompute=options.recompute is not False,
         )
@@ -322,17 +183,12 @@ class Trainer:
             self.network,
             self.optimizer,
             self.accumulator,
-            cuda_graphs=self.mode.cuda_graphs
-            and (
-                self.optimizer.gradients_capturable
-                if isinstance(self.optimizer, DistributedOptimizer)
-                else self.optimizer.capturable
-            ),
+            cuda_graphs=self.mode.cuda_graphs and self.optimizer.capturable,
             print_message=print_message,
         )
         if (self.mode.compiled or self.device.type == "cuda") and self.step < spec.steps:
             warm_up(self.train_step, spec, int(self.schedule.passes[self.step]), print_message)
-        if sharded:  # a rank with less free memory decides for all
+        if sharded is not None:  # a rank with less free memory decides for all
             self.accumulator.micro_batch = int(world.minimum(self.accumulator.micro_batch))
             self.network.recompute = bool(world.maximum(self.network.recompute)[0])
 
@@ -404,11 +260,8 @@ class Trainer:
         """
         if self.world.size == 1:
             return signal, overdue, affordable
-        main = self.world.is_main
-        before, self.flags = (
-            self.flags,
-            self.world.exchange_flags(signal, overdue and main, affordable and main),
-        )
+        main, before = self.world.is_main, self.flags
+        self.flags = self.world.exchange_flags(signal, overdue and main, affordable and main)
         if before is None:
             return 0, False, self.options.checkpoint_every is not None
         number, late, cheap = before.result()
@@ -437,9 +290,7 @@ class Trainer:
         else:
             self._reload_grown(stage)
         loss_after = self._loss_at_growth(int(self.schedule.eval_passes[self.step]))
-        values = {"growth_loss_before": loss_before, "growth_loss_after": loss_after}
-        self.metrics.write(step=self.step, **values)
-        self.trackers.log(self.step, values)
+        self._log({"growth_loss_before": loss_before, "growth_loss_after": loss_after})
         change = f"from {before.passes} to {after.passes} core passes" if only_passes else f"to {after}"
         self.display.print(f"step {self.step:,}: grown {change}.")
 
@@ -469,9 +320,12 @@ class Trainer:
         """
         section = next(iter(self.validation.sections.values()))
         few = section[0], min(section[1], section[0] + GROWTH_WINDOWS)
-        reduce = self.world.all_reduce_ if self.world.size > 1 else None
         batches = self._validation_batches(few, may_stop=False)
-        return mean_loss(self.network, batches, passes, sum_over_ranks=reduce).loss
+        return mean_loss(self.network, batches, passes, sum_over_ranks=self.sum_over_ranks).loss
+
+    def _eval_passes(self) -> int:
+        """Core passes of a validation after the steps taken."""
+        return int(self.schedule.eval_passes[max(0, self.step - 1)])
 
     def _wait_for_weights(self) -> None:
         """Wait for weights that still arrive from other ranks."""
@@ -488,13 +342,13 @@ class Trainer:
     def _validate(self) -> None:
         self.buffer.drain()
         self.timer.pause()
-        passes = int(self.schedule.eval_passes[max(0, self.step - 1)])
-        reduce = self.world.all_reduce_ if self.world.size > 1 else None
+        passes = self._eval_passes()
         # Source after source, if the data is a mixture: every window has the text of one.
         parts: list[MeanLoss] = []
         with watch_stream(self.network, passes) as residual_rms:
             for section in self.validation.sections.values():
                 batches, end = self._validation_batches(section), self.validation.end_of_text
+                reduce = self.sum_over_ranks
                 parts.append(mean_loss(self.network, batches, passes, apart=end, sum_over_ranks=reduce))
         sections = self.validation.sections
         found = combined(parts, [last - first for first, last in sections.values()])
@@ -506,32 +360,28 @@ class Trainer:
             )
         since = self.metrics.losses[self.scores[-1].step if self.scores else 0 : self.step]
         bits, epoch = self.validation.bits_per_byte(*found), self.batches.epoch_of(max(0, self.step - 1)) + 1
-        score = ValidationScore(
-            self.step,
-            loss,
-            bits,
-            passes,
-            epoch=epoch,
-            train_loss=sum(since) / len(since) if since else None,
-            residual_rms=residual_rms,
-            by_source=by_source,
+        train_loss = sum(since) / len(since) if since else None
+        self.scores.append(
+            ValidationScore(self.step, loss, bits, passes, epoch, train_loss, residual_rms, by_source)
         )
-        self.scores.append(score)
         values: dict[str, float] = {"validation_loss": loss, "bits_per_byte": bits, "epoch": epoch}
         values |= {f"residual_rms/{section}": size for section, size in residual_rms.items()}
         values |= {f"validation_loss/{name}": one for name, one in by_source.items()}
-        self.metrics.write(step=self.step, **values)
-        self.trackers.log(self.step, values)
+        self._log(values)
         parts_text = "".join(f", {name} {one:.4f}" for name, one in by_source.items())
         self.display.print(
             f"step {self.step:,}: validation loss {loss:.4f}{parts_text}, {bits:.4f} bits per byte."
         )
 
+    def _log(self, values: dict[str, float]) -> None:
+        """Log what was measured after a step."""
+        self.metrics.write(step=self.step, **values)
+        self.trackers.log(self.step, values)
+
     def _open_samples(self) -> SampleWriter | None:
         """The writer of samples, on every rank that takes part in them."""
         options, world = self.options, self.world
-        collective = isinstance(self.optimizer, DistributedOptimizer) and self.optimizer.collective_forward
-        if options.sample_every is None or not (world.is_main or collective):
+        if options.sample_every is None or not (world.is_main or self.optimizer.collective_forward):
             return None
         return SampleWriter(
             self.directory.samples_file if world.is_main else None,
@@ -547,8 +397,7 @@ class Trainer:
         if self.samples is None:
             return
         self.world.progress(self.step, "generating samples")
-        passes = int(self.schedule.eval_passes[max(0, self.step - 1)])
-        self.samples.sample(self.step, self.network, passes, self.optimizer)
+        self.samples.sample(self.step, self.network, self._eval_passes(), self.optimizer)
 
     def _validation_batches(
         self, section: tuple[int, int], *, may_stop: bool = True
@@ -565,11 +414,11 @@ class Trainer:
             done += 1
             yield self._rows(torch.from_numpy(inputs)), self._rows(torch.from_numpy(targets))
         # With FSDP2 every forward is collective: a rank with fewer batches takes part in the others'.
-        if isinstance(self.optimizer, DistributedOptimizer) and self.optimizer.collective_forward:
+        if self.optimizer.collective_forward:
             most = math.ceil(math.ceil((section[1] - section[0]) / world.size) / rows)
             ids = [self._rows(torch.from_numpy(x)).to(self.device) for x in self.validation.rows(0, 1)]
             for _ in range(most - done):
-                self.network(ids[0], ids[1], passes=int(self.schedule.eval_passes[max(0, self.step - 1)]))
+                self.network(ids[0], ids[1], passes=self._eval_passes())
 
     def _save(self, kind: str, *, wait: bool) -> None:
         self.buffer.drain()
@@ -623,19 +472,7 @@ class Trainer:
         peak = int(self.world.maximum(peak)[0])
         if not self.world.is_main:
             return RunRecord.from_dict(self.world.broadcast_object(None))
-        record = make_record(
-            self.spec,
-            self.schedule,
-            self._training_progress("final"),
-            scores=self.scores,
-            losses=self.metrics.losses,
-            validation_identity=self.validation.identity,
-            device=self.device,
-            hardware=device_info.hardware(self.device, self.world.size, self.runs_per_gpu),
-            ranks=self.world.size,
-            peak_memory=peak or None,
-            recompute=self.network.recompute,
-        )
+        record = self._record(peak or None)
         self.metrics.require_directory()
         self.metrics.sync()
         # Before the record: a run with one is not opened again; a kill in between would leave checkpoints.
@@ -647,74 +484,39 @@ class Trainer:
         self.world.broadcast_object(record.to_dict())
         return record
 
-
-def make_loaders(spec: RunSpec, dataset: Dataset) -> tuple[BatchLoader, ValidationSet]:
-    """Build the training and validation loaders; raises UsageError if the data does not fit."""
-    shape, data = spec.shape, spec.data
-    if dataset.vocabulary > shape.token_ids:
-        raise UsageError(
-            f"the data has {dataset.vocabulary:,} token ids, the network only {shape.token_ids:,}: "
-            f"use a vocabulary of {dataset.padded_vocabulary:,}."
+    def _record(self, peak_memory: int | None) -> RunRecord:
+        """The record of the run, which has taken its last step."""
+        spec, last, losses = self.spec, self.scores[-1], self.metrics.losses
+        progress = self._training_progress("final")
+        flops = self.schedule.flops(spec.batch_tokens)
+        trunk = self.schedule.flops(spec.batch_tokens, stop=progress.trunk_steps).total
+        own_tokens = (spec.steps - progress.trunk_steps) * spec.batch_tokens
+        seconds = progress.seconds_training
+        tail = losses[-max(10, spec.steps // 100) :]
+        return RunRecord(
+            spec=spec,
+            run=spec.hash,
+            validation_loss=last.loss,
+            validation_bits_per_byte=last.bits_per_byte,
+            validation_identity=self.validation.identity,
+            validation_scores=tuple(self.scores),
+            train_loss=sum(tail) / len(tail) if tail else last.loss,  # metrics.jsonl was deleted
+            tokens=spec.tokens,
+            flops=flops.total,
+            flops_by_term=flops.to_dict(),
+            parameters=self.schedule.parameters(),
+            seconds_training=seconds,
+            seconds_total=progress.seconds_total,
+            tokens_per_second=own_tokens / max(seconds, 1e-9),
+            mfu=(flops.total - trunk) / seconds / self.peak if self.peak and seconds > 0 else None,
+            peak_memory_bytes=peak_memory,
+            hardware=device_info.hardware(self.device, self.world.size, self.runs_per_gpu),
+            versions=device_info.versions(),
+            git=device_info.git_state(),
+            finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            resumed=progress.resumed,
+            recompute=self.network.recompute,
+            trunk=progress.trunk,
+            trunk_steps=progress.trunk_steps,
+            trunk_flops=trunk,
         )
-    batches = BatchLoader(
-        dataset,
-        shape.context,
-        spec.batch_tokens,
-        spec.seed,
-        pool_tokens=spec.pool_size(len(dataset.tokens("train"))),
-        pool=data.pool,
-        windows=data.windows,
-        epochs=data.epochs,
-    )
-    batches.require_steps(spec.steps)
-    return batches, ValidationSet(dataset, shape.context, spec.validation_tokens)
-
-
-def make_record(
-    spec: RunSpec,
-    schedule: StepSchedule,
-    training_progress: TrainingProgress,
-    *,
-    scores: Sequence[ValidationScore],
-    losses: Sequence[float],
-    validation_identity: str,
-    device: torch.device,
-    hardware: dict[str, Any],
-    ranks: int = 1,
-    peak_memory: int | None = None,
-    recompute: bool = False,
-) -> RunRecord:
-    """Build the record of a finished run; `losses` are its training losses, step by step."""
-    last = scores[-1]
-    flops = schedule.flops(spec.batch_tokens)
-    trunk = schedule.flops(spec.batch_tokens, stop=training_progress.trunk_steps).total
-    own_tokens = (spec.steps - training_progress.trunk_steps) * spec.batch_tokens
-    seconds, peak = training_progress.seconds_training, device_info.peak_flops(device)
-    tail = losses[-max(10, spec.steps // 100) :]
-    return RunRecord(
-        spec=spec,
-        run=spec.hash,
-        validation_loss=last.loss,
-        validation_bits_per_byte=last.bits_per_byte,
-        validation_identity=validation_identity,
-        validation_scores=tuple(scores),
-        train_loss=sum(tail) / len(tail) if tail else last.loss,  # metrics.jsonl was deleted
-        tokens=spec.tokens,
-        flops=flops.total,
-        flops_by_term=flops.to_dict(),
-        parameters=schedule.parameters(),
-        seconds_training=seconds,
-        seconds_total=training_progress.seconds_total,
-        tokens_per_second=own_tokens / max(seconds, 1e-9),
-        mfu=(flops.total - trunk) / seconds / (peak * ranks) if peak and seconds > 0 else None,
-        peak_memory_bytes=peak_memory,
-        hardware=hardware,
-        versions=device_info.versions(),
-        git=device_info.git_state(),
-        finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        resumed=training_progress.resumed,
-        recompute=recompute,
-        trunk=training_progress.trunk,
-        trunk_steps=training_progress.trunk_steps,
-        trunk_flops=trunk,
-    )

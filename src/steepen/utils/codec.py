@@ -204,25 +204,18 @@ def _annotated(kind: Any, extras: tuple[Any, ...]) -> Decoder:
     limits = next((extra for extra in extras if isinstance(extra, Range | Distinct | OneOf)), None)
     if limits is None:
         return inner
-    if not isinstance(limits, Range):
-        return _limited(inner, limits)
-    whole = int in (kind, *typing.get_args(kind))
-    accepted = f"a {'whole ' if whole else ''}number from {limits}"
+    accepted = str(limits)
+    if isinstance(limits, Range):
+        whole = int in (kind, *typing.get_args(kind))
+        accepted = f"a {'whole ' if whole else ''}number from {limits}"
 
-    def decode_number(value: Any) -> Any:
-        number = inner(value)
-        # None and words (auto) are allowed by the type, and have no limits.
-        inside = not isinstance(number, int | float) or limits.holds(number)
-        return number if inside else _reject(value, accepted)
-
-    return decode_number
-
-
-def _limited(inner: Decoder, limits: Distinct | OneOf) -> Decoder:
     def decode(value: Any) -> Any:
-        found = inner(value)
-        found = limits.spelled(found) if isinstance(limits, OneOf) else found
-        return found if limits.holds(found) else _reject(value, str(limits))
+        found: Any = inner(value)
+        if isinstance(limits, OneOf):
+            found = limits.spelled(found)
+        # None and words (auto) are allowed by the type of a number, and have no limits.
+        free = isinstance(limits, Range) and not isinstance(found, int | float)
+        return found if free or limits.holds(found) else _reject(value, accepted)
 
     return decode
 

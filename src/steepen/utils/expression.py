@@ -9,8 +9,10 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from itertools import pairwise
 from typing import Any
 
 from steepen.errors import UsageError, nearest, shorten
@@ -39,8 +41,9 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
-_ORDERED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
-_ORDERED_BY_SIGN = {"<": ast.Lt, "<=": ast.LtE, ">": ast.Gt, ">=": ast.GtE}
+_SIGNS: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.USub: operator.neg, ast.UAdd: operator.pos}
+_ORDERED = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+Value = Callable[[Mapping[str, Any]], Any]  # computes what a part of a condition is in one row
 
 
 @dataclass(frozen=True)
@@ -48,54 +51,18 @@ class Condition:
     """A parsed condition; call it with the fields of one row."""
 
     text: str
-    tree: ast.expr
-    names: dict[str, str]  # as written → the field's own name
+    value: Value
+    fields: Collection[str]  # that it names, in order
 
-    def __call__(self, fields: Mapping[str, Any]) -> bool:
+    def __call__(self, row: Mapping[str, Any]) -> bool:
         """Whether a row satisfies the condition. A missing value satisfies no comparison but `!=`."""
         try:
-            return bool(self._value(self.tree, fields))
+            return bool(self.value(row))
         except (TypeError, ZeroDivisionError, OverflowError) as error:
             raise UsageError(
                 f"`where` {shorten(self.text)!r} cannot be computed ({error}); put quotes around words, "
                 "none around numbers."
             ) from None
-
-    def _value(self, node: ast.expr, fields: Mapping[str, Any]) -> Any:
-        if isinstance(node, ast.BoolOp):
-            values = (bool(self._value(part, fields)) for part in node.values)
-            return all(values) if isinstance(node.op, ast.And) else any(values)
-        if isinstance(node, ast.UnaryOp):
-            value = self._value(node.operand, fields)
-            if isinstance(node.op, ast.Not):
-                return not value
-            return None if value is None else (-value if isinstance(node.op, ast.USub) else +value)
-        if isinstance(node, ast.BinOp):
-            left, right = self._value(node.left, fields), self._value(node.right, fields)
-            if left is None or right is None:
-                return None
-            if not (is_number(left) and is_number(right)):  # text times a number could fill the memory
-                raise TypeError("+, −, × and / are for numbers")
-            return _ARITHMETIC[type(node.op)](left, right)
-        if isinstance(node, ast.Compare):
-            return self._compare(node, fields)
-        if isinstance(node, ast.List | ast.Tuple):
-            return [self._value(part, fields) for part in node.elts]
-        if isinstance(node, ast.Constant):
-            return node.value
-        return fields.get(self.names[ast.unparse(node)])
-
-    def _compare(self, node: ast.Compare, fields: Mapping[str, Any]) -> bool:
-        left = self._value(node.left, fields)
-        for sign, part in zip(node.ops, node.comparators, strict=True):
-            right = self._value(part, fields)
-            missing = left is None or right is None
-            if missing and isinstance(sign, _ORDERED):
-                return False
-            if not _COMPARISONS[type(sign)](left, right):
-                return False
-            left = right
-        return True
 
 
 def parse_condition(
@@ -108,17 +75,16 @@ def parse_condition(
     """
     if len(text) > MAX_LENGTH:
         raise UsageError(f"`where` has {len(text):,} characters; {MAX_LENGTH:,} are allowed.")
-    if (short := _short_condition(text, known, aliases)) is not None:
-        return short
+    parser = _Parser(text, known, aliases)
+    if (short := parser.short_condition()) is not None:
+        return Condition(text, short, parser.named)
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         single = "=" in text and not any(sign in text for sign in ("==", "<=", ">=", "!="))
         why = " (equality is ==)" if single else ""
         raise UsageError(f"`where` {shorten(text)!r} is not a condition{why}; {HINT}.") from None
-    names: dict[str, str] = {}
-    _check(tree, text, names, known, aliases)
-    return Condition(text, tree, names)
+    return Condition(text, parser.value_of(tree), parser.named)
 
 
 def number_of(text: object) -> float | None:
@@ -129,66 +95,90 @@ def number_of(text: object) -> float | None:
         return None
 
 
-def _short_condition(text: str, known: Collection[str], aliases: Callable[[str], str]) -> Condition | None:
-    """The condition of a text like arm=a,b or params>=1e8; None for any other."""
-    match = _SHORT.fullmatch(text)
-    if match is None or _PYTHON.search(text):
-        return None
-    name, sign, values = match.groups()
-    field = name if name in known else aliases(name)
-    words = [word.strip() for word in values.split(",")]
-    if values in known or (field not in known and not name.isidentifier()):  # two fields, or arithmetic
-        return None
-    if field not in known:
-        raise _unknown(text, name, known)
-    left, number = ast.Name(name), number_of(values)
-    if sign in ("<", "<=", ">", ">="):
-        if number is None:
-            return None
-        tree = ast.Compare(left, [_ORDERED_BY_SIGN[sign]()], [ast.Constant(number)])
-    else:
-        numbers = [one for one in map(number_of, words) if one is not None]
-        either: list[ast.expr] = [ast.Constant(one) for one in (*(word or None for word in words), *numbers)]
-        tree = ast.Compare(left, [ast.NotIn() if sign == "!=" else ast.In()], [ast.List(either)])
-    return Condition(text, tree, {name: field})
+@dataclass(frozen=True)
+class _Parser:
+    """Turns a condition into a function of a row."""
 
+    text: str
+    known: Collection[str]
+    aliases: Callable[[str], str]
+    named: dict[str, None] = dataclass_field(default_factory=dict[str, None])  # fields, in order
 
-def _unknown(text: str, name: str, known: Collection[str]) -> UsageError:
-    return UsageError(
-        f"`where` {shorten(text)!r}: there is no field {name!r}; the nearest are {nearest(name, known)} "
-        "(put quotes around a word that is a value)."
-    )
-
-
-def _check(
-    node: ast.expr, text: str, names: dict[str, str], known: Collection[str], aliases: Callable[[str], str]
-) -> None:
-    """Raise UsageError for a node that is not allowed; collect the fields it names."""
-    parts: list[ast.expr]
-    if isinstance(node, ast.Name | ast.Attribute):
-        written = ast.unparse(node)
-        field = written if written in known else aliases(written)
-        if field not in known:
-            raise _unknown(text, written, known)
-        names[written] = field
-        return
-    if isinstance(node, ast.BoolOp):
-        parts = node.values
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub | ast.UAdd):
-        parts = [node.operand]
-    elif isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-        parts = [node.left, node.right]
-    elif isinstance(node, ast.Compare) and all(type(sign) in _COMPARISONS for sign in node.ops):
-        parts = [node.left, *node.comparators]
-    elif isinstance(node, ast.List | ast.Tuple):
-        parts = node.elts
-    elif isinstance(node, ast.Constant) and (
-        node.value is None or isinstance(node.value, str | int | float | bool)
-    ):
-        parts = []
-    else:
+    def field(self, name: str) -> str:
+        field = name if name in self.known else self.aliases(name)
+        if field in self.known:
+            self.named[field] = None
+            return field
         raise UsageError(
-            f"`where` {shorten(text)!r} has {ast.unparse(node)!r}, which is not allowed; {HINT}."
+            f"`where` {shorten(self.text)!r}: there is no field {name!r}; the nearest are "
+            f"{nearest(name, self.known)} (put quotes around a word that is a value)."
         )
-    for part in parts:
-        _check(part, text, names, known, aliases)
+
+    def short_condition(self) -> Value | None:
+        """The function of a text like arm=a,b or params>=1e8; None for any other."""
+        match = _SHORT.fullmatch(self.text)
+        if match is None or _PYTHON.search(self.text):
+            return None
+        name, sign, values = match.groups()
+        is_field = name in self.known or self.aliases(name) in self.known
+        if values in self.known or not (is_field or name.isidentifier()):  # two fields, or arithmetic
+            return None
+        field, number = self.field(name), number_of(values)
+        if sign in _ORDERED:
+            return None if number is None else lambda row: _compare(_ORDERED[sign], row.get(field), number)
+        words = [word.strip() or None for word in values.split(",")]
+        either = [*words, *(one for one in map(number_of, words) if one is not None)]
+        return lambda row: (row.get(field) in either) != (sign == "!=")
+
+    def value_of(self, node: ast.expr) -> Value:
+        """The function of a syntax tree; raises UsageError for a node that is not allowed."""
+        if isinstance(node, ast.Name | ast.Attribute):
+            field = self.field(ast.unparse(node))
+            return lambda row: row.get(field)
+        if isinstance(node, ast.BoolOp):
+            whole, parts = all if isinstance(node.op, ast.And) else any, self._values_of(node.values)
+            return lambda row: whole(part(row) for part in parts)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            operand = self.value_of(node.operand)
+            return lambda row: not operand(row)
+        if isinstance(node, ast.UnaryOp) and type(node.op) in _SIGNS:
+            sign, operand = _SIGNS[type(node.op)], self.value_of(node.operand)
+            return lambda row: None if (value := operand(row)) is None else sign(value)
+        if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+            compute, (left, right) = _ARITHMETIC[type(node.op)], self._values_of((node.left, node.right))
+            return lambda row: _compute(compute, left(row), right(row))
+        if isinstance(node, ast.Compare) and all(type(sign) in _COMPARISONS for sign in node.ops):
+            compared = self._values_of((node.left, *node.comparators))
+            signs = [_COMPARISONS[type(sign)] for sign in node.ops]
+            return lambda row: _compare_all(signs, compared, row)
+        if isinstance(node, ast.List | ast.Tuple):
+            items = self._values_of(node.elts)
+            return lambda row: [item(row) for item in items]
+        if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | bool | None):
+            return lambda row: node.value
+        written = ast.unparse(node)
+        raise UsageError(f"`where` {shorten(self.text)!r} has {written!r}, which is not allowed; {HINT}.")
+
+    def _values_of(self, nodes: Iterable[ast.expr]) -> list[Value]:
+        return [self.value_of(node) for node in nodes]
+
+
+def _compute(compute: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    if left is None or right is None:
+        return None
+    if not (is_number(left) and is_number(right)):  # text times a number could fill the memory
+        raise TypeError("+, −, × and / are for numbers")
+    return compute(left, right)
+
+
+def _compare(sign: Callable[[Any, Any], Any], left: Any, right: Any) -> bool:
+    missing = left is None or right is None
+    return not (missing and sign in _ORDERED.values()) and bool(sign(left, right))
+
+
+def _compare_all(
+    signs: Iterable[Callable[[Any, Any], Any]], compared: Iterable[Value], row: Mapping[str, Any]
+) -> bool:
+    """Whether a < b < c holds; what comes after a comparison that does not hold is not computed."""
+    values = pairwise(value(row) for value in compared)
+    return all(_compare(sign, *pair) for sign, pair in zip(signs, values, strict=False))

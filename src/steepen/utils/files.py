@@ -259,15 +259,13 @@ class ReadOnce(Generic[T]):
         return self._found[path][1]
 
 
-def sync_directory(path: Path) -> None:
-    """Make renames inside a directory survive a power cut, where the system can."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(path, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """fsync a file, or a directory: renames inside it then survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        os.fsync(handle)
     finally:
-        os.close(descriptor)
+        os.close(handle)
 
 
 GPU_LOCKS_VARIABLE = "STEEPEN_GPU_LOCKS"  # environment: lock files of the runs on one GPU, without suffix

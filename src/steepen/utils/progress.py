@@ -55,7 +55,7 @@ class ProgressDisplay:
     ) -> None:
         self.quiet, self.line_seconds, self.poll = quiet, line_seconds, poll
         self._progress = Progress((), "")
-        self._last_line = 0.0
+        self.last_line = 0.0  # when it was printed
         self._live: Any = None
         self._console: Any = None
         self._closed = threading.Event()
@@ -93,8 +93,8 @@ class ProgressDisplay:
         self._progress = progress
         if self.quiet or self._live is not None or not progress.line:
             return
-        if final or time.monotonic() - self._last_line >= self.line_seconds:
-            self._last_line = time.monotonic()
+        if final or time.monotonic() - self.last_line >= self.line_seconds:
+            self.last_line = time.monotonic()
             self.print(progress.line)
 
     def close(self) -> None:
@@ -146,24 +146,15 @@ class StageProgressCallback(Protocol):
         self, stage: str, done: float, total: float, *, detail: str = "", tokens: int | None = None
     ) -> None:
         """Report `done` of `total` of a stage; speed and ETA are measured from the stage's first report."""
-        ...
 
 
-@contextmanager
-def stage_progress(quiet: bool = False) -> Generator[StageProgressCallback]:
-    """A display for work in stages: fraction, detail, tokens with their rate, and ETA."""
-    with ProgressDisplay(quiet=quiet) as display:
-        stages = _Stages(display)
-        yield stages.report
-
-
-class _Stages:
+class _StageProgress:
     def __init__(self, display: ProgressDisplay) -> None:
         self.display = display
         self.stage: str | None = None
         self.began, self.first_done, self.first_tokens = 0.0, 0.0, 0
 
-    def report(
+    def __call__(
         self, stage: str, done: float, total: float, *, detail: str = "", tokens: int | None = None
     ) -> None:
         now = time.monotonic()
@@ -183,24 +174,21 @@ class _Stages:
         self.display.update(Progress((row,), line), final=new)
 
 
+@contextmanager
+def stage_progress(quiet: bool = False) -> Generator[StageProgressCallback]:
+    """A display for work in stages: fraction, detail, tokens with their rate, and ETA."""
+    with ProgressDisplay(quiet=quiet) as display:
+        yield _StageProgress(display)
+
+
 def show_steps(steps: Sequence[T]) -> Iterator[T]:
     """Yield what there is to draw, with a progress bar in a terminal and a line now and then elsewhere."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    from steepen.utils.console import SafeConsole
-
-    console = SafeConsole(stderr=True)
-    columns = (TextColumn("drawing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     start, total = time.monotonic(), len(steps)
-    last_line = start
-    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=total)
+    with ProgressDisplay(line_seconds=STEP_SECONDS) as display:
+        display.last_line = start  # a short drawing needs no line
         for done, step in enumerate(steps, 1):
             yield step
-            progress.advance(task)
-            now = time.monotonic()
-            if not console.is_terminal and now - last_line > STEP_SECONDS and done < total:
-                left = (now - start) / done * (total - done)
-                print(f"drawing: {done} of {total}, about {left:.0f} s left", file=sys.stderr, flush=True)
-                last_line = now
+            if done < total:
+                left = (time.monotonic() - start) / done * (total - done)
+                text = f"{done} of {total}, about {left:.0f} s left"
+                display.update(Progress((ProgressRow("drawing", done, total, text),), f"drawing: {text}"))

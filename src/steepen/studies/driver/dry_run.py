@@ -11,11 +11,11 @@ from steepen.errors import SteepenError
 from steepen.launch.cost_estimate import Speed, remaining_flops
 from steepen.recipe.memory import checkpoint_bytes
 from steepen.results.dry_run import DryRun, DryRunRow
+from steepen.runs.fields import varied_settings
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import UNKNOWN_DATA, RunSpec, expected_flops
 from steepen.runs.store import RunStore
 from steepen.runs.trunk import first_steps, waiting
-from steepen.runs.varied import varied_settings
 from steepen.studies.answer import Work
 from steepen.studies.cells import lead
 
@@ -115,7 +115,7 @@ def dry_run(
         len(found.finished), found.complete,
         tuple(_row(spec, starts[spec.hash], shared.get(spec.hash, 0), speed, varied) for spec in specs),
         slots, speed.source(specs), dollars_per_hour, len(later), sum(costs),
-        sum(speed.seconds(spec, flops) * speed.gpus(spec) for spec, flops in zip(later, costs, strict=True)),
+        sum(speed.seconds(s, cost) * speed.gpus_per_run.of(s) for s, cost in zip(later, costs, strict=True)),
         all(spec.data.identity != UNKNOWN_DATA for spec in specs), on_cpu, available,
     )  # fmt: skip
 
@@ -125,5 +125,5 @@ def _row(spec: RunSpec, start: int, shared: int, speed: Speed, varied: dict[str,
     saved = checkpoint_bytes(spec.arm, spec.shape, spec.schedule.max_passes, spec.optimizer)
     return DryRunRow(
         spec.hash, spec.arm.name, spec.shape.depth, spec.seed, spec.tokens, flops, speed.seconds(spec, flops),
-        saved, speed.gpus(spec), varied[spec.hash], expected_flops(spec, stop=shared),
+        saved, speed.gpus_per_run.of(spec), varied[spec.hash], expected_flops(spec, stop=shared),
     )  # fmt: skip

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from steepen.launch.cost_estimate import makespan
-from steepen.runs.row import RunRow
-from steepen.runs.status import CANNOT_TELL, STATUSES
+from steepen.runs.row import CANNOT_TELL, STATUSES, RunRow
 from steepen.runs.store import RunDirectory, RunStore
 from steepen.runs.trunk import shared_fractions
 from steepen.studies.driver.journal import Journal, RequestedRun
