@@ -46,9 +46,9 @@ class LadderRow:
     lowest: float
     highest: float
     cost_flops: float
-    power_better: float | None
-    power_growth: float | None
-    power_exponent: float | None
+    power_better: float
+    power_growth: float
+    power_exponent: float
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -62,15 +62,12 @@ class PowerResult(Result):
     @property
     def rows(self) -> list[LadderRow]:
         """The plan and the cheapest ladders."""
-        found = [(f"cheapest for {one.target}", one.plan, one.power) for one in self.cheapest]
+        cheapest = [(f"cheapest for {one.target}", one.power) for one in self.cheapest]
         return [
-            LadderRow(
-                name, plan.rungs, plan.seeds, plan.lowest, plan.highest, plan.cost,
-                power.better if power else None, power.growth if power else None,
-                power.exponent if power else None,
-            )
-            for name, plan, power in [("plan", self.power.plan, self.power), *found]
-            if plan is not None
+            LadderRow(name, found.plan.rungs, found.plan.seeds, found.plan.lowest, found.plan.highest,
+                      found.plan.cost, found.better, found.growth, found.exponent)
+            for name, found in [("plan", self.power), *cheapest]
+            if found is not None
         ]  # fmt: skip
 
     def headline(self) -> str:

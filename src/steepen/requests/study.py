@@ -86,9 +86,10 @@ class StudyRequest(Launching, Request[Any]):
     @classmethod
     def check_words(cls, words: Sequence[str]) -> None:
         """Reject an option of other studies, and name them."""
-        shown = {name: next(one for one in get_args(hint) if isinstance(one, Option))
-                 for name, hint in OPTIONS.items()}  # fmt: skip
-        flags = {name: one.flag or f"--{name.replace('_', '-')}" for name, one in shown.items()}
+        flags = dict[str, str]()
+        for name, hint in OPTIONS.items():
+            shown = next(one for one in get_args(hint) if isinstance(one, Option))
+            flags[name] = shown.flag or f"--{name.replace('_', '-')}"
         given = {word.partition("=")[0] for word in words}
         for name in OPTIONS.keys() - cls.entry.options.keys():
             if flags[name] in given:
