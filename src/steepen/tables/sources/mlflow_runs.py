@@ -30,26 +30,26 @@ def read_experiment(place: str) -> list[TrackedRun]:
     """The runs of an experiment of MLFLOW_TRACKING_URI, or of a store's file or folder."""
     if Path(place).exists():
         return read_store(Path(place))
-    mlflow = import_tracker("mlflow", "mlflow", f"mlflow:{place}")
-    return _read(f"mlflow:{place}", mlflow.MlflowClient(), place)
+    client = import_tracker("mlflow", "mlflow", f"mlflow:{place}").MlflowClient()
+    experiments = {one.name: one.experiment_id for one in client.search_experiments()}
+    if place not in experiments:
+        known = nearest(place, experiments)
+        raise UsageError(f"mlflow:{place}: there is no experiment {place!r}; the nearest are {known}.")
+    return _read(client, [experiments[place]])
 
 
 def read_store(path: Path) -> list[TrackedRun]:
     """The runs of all experiments of a database file or a folder."""
     mlflow = import_tracker("mlflow", "mlflow", str(path))
     uri = f"sqlite:///{path.resolve()}" if path.is_file() else path.resolve().as_uri()
-    return _read(str(path), mlflow.MlflowClient(tracking_uri=uri), None)
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    return _read(client, [one.experiment_id for one in client.search_experiments()])
 
 
-def _read(source: str, client: Any, experiment: str | None) -> list[TrackedRun]:
-    experiments = {one.name: one.experiment_id for one in client.search_experiments()}
-    if experiment is not None and experiment not in experiments:
-        known = nearest(experiment, experiments)
-        raise UsageError(f"{source}: there is no experiment {experiment!r}; the nearest are {known}.")
-    chosen = [experiments[experiment]] if experiment is not None else list(experiments.values())
-    found = list[Any](page := client.search_runs(chosen, max_results=PAGE))
+def _read(client: Any, experiments: list[str]) -> list[TrackedRun]:
+    found = list[Any](page := client.search_runs(experiments, max_results=PAGE))
     while page.token:
-        page = client.search_runs(chosen, max_results=PAGE, page_token=page.token)
+        page = client.search_runs(experiments, max_results=PAGE, page_token=page.token)
         found += page
     # MLflow gives the newest first; a table is read in the order of the runs.
     return [_run(client, run) for run in sorted(found, key=lambda run: run.info.start_time or 0)]

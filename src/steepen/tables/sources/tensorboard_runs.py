@@ -71,11 +71,8 @@ def _hyperparameters(events: Any) -> dict[str, Any]:
         return {}
     plugin = import_tracker("tensorboard.plugins.hparams.plugin_data_pb2", "tensorboard", "the run")
     data = plugin.HParamsPluginData.FromString(content.plugin_data.content)
-    found: dict[str, Any] = {}
-    for name, value in data.session_start_info.hparams.items():
-        kind = value.WhichOneof("kind")
-        found[name] = None if kind is None else getattr(value, kind)
-    return found
+    given = {name: (one, one.WhichOneof("kind")) for name, one in data.session_start_info.hparams.items()}
+    return {name: None if kind is None else getattr(one, kind) for name, (one, kind) in given.items()}
 
 
 def _settings_file(folder: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ Every tracker gives `TrackedRun`s; which of a run's values enter the table is de
 
 from __future__ import annotations
 
-import bisect
 import importlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -97,13 +96,10 @@ def _row(run: TrackedRun, loss: str | None, at: str, step: int | None) -> dict[s
         step = None  # the run ended before
     if step is None:
         return row | dict.fromkeys(run.metrics)
-    return row | {name: _number(_value_at(run.history(name), step), name == loss) for name in run.metrics}
-
-
-def _value_at(points: Points, step: int) -> float | None:
-    """The last value at or before a step."""
-    index = bisect.bisect_right([when for when, _ in points], step)
-    return points[index - 1][1] if index else None
+    for name in run.metrics:  # the last value at or before the step
+        before = [value for when, value in run.history(name) if when <= step]
+        row[name] = _number(before[-1] if before else None, name == loss)
+    return row
 
 
 def _number(value: float | None, is_loss: bool) -> float | None:

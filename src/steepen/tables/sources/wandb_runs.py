@@ -77,11 +77,7 @@ def _read_file(file: Path, messages: Any) -> tuple[str, TrackedRun]:
 
 def _items(items: Any) -> dict[str, Any]:
     """Values by name; JSON of W&B has NaN and Infinity as words."""
-    found: dict[str, Any] = {}
-    for item in items:
-        key = item.key or ".".join(item.nested_key)
-        found[key] = json.loads(item.value_json)
-    return found
+    return {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items}
 
 
 def _log_entries(data: bytes) -> Iterator[bytes]:
