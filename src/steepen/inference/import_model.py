@@ -106,50 +106,42 @@ def import_model(path: str | Path, runs: str | Path = "runs", out: str | Path | 
     path = Path(path)
     if not path.exists():
         raise UsageError(f"{path} does not exist.")
-    if (path / CONFIG_FILE).is_file():
-        config = read_object(path / CONFIG_FILE)
-        return _import_export(path, config.get("steepen_run"), Path(runs), out, hugging_face=True)
-    if (path / DESCRIPTION_FILE).is_file():
-        return _import_export(path, read_object(path / DESCRIPTION_FILE), Path(runs), out, hugging_face=False)
-    raise UsageError(
-        f"{path} cannot be imported: give a folder that `steepen export` wrote ({CONFIG_FILE} or "
-        f"{DESCRIPTION_FILE}, and safetensors); tools/import_authors_checkpoint.py reads a final.pt of the "
-        "paper's authors."
-    )
-
-
-def _import_export(
-    folder: Path, described: Any, runs: Path, out: str | Path | None, *, hugging_face: bool
-) -> ImportedRun:
+    hugging_face = (path / CONFIG_FILE).is_file()
+    if hugging_face:
+        described: Any = read_object(path / CONFIG_FILE).get("steepen_run")
+    elif (path / DESCRIPTION_FILE).is_file():
+        described = read_object(path / DESCRIPTION_FILE)
+    else:
+        raise UsageError(
+            f"{path} cannot be imported: give a folder that `steepen export` wrote ({CONFIG_FILE} or "
+            f"{DESCRIPTION_FILE}, and safetensors); tools/import_authors_checkpoint.py reads a final.pt of "
+            "the paper's authors."
+        )
     if not isinstance(described, Mapping) or cast("Any", described).get("format") != EXPORT_FORMAT:
         raise UsageError(
-            f"{folder} was not exported by steepen: its {CONFIG_FILE} does not describe a run; to score "
+            f"{path} was not exported by steepen: its {CONFIG_FILE} does not describe a run; to score "
             f"another model of transformers, use `steepen eval --hf`."
         )
-    known = from_builtins(Description, dict(cast("Mapping[str, Any]", described)), f"{folder}: run")
+    known = from_builtins(Description, dict(cast("Mapping[str, Any]", described)), f"{path}: run")
     spec = known.spec
-    weights = read_folder(folder)
+    weights = read_folder(path)
     if hugging_face:
         network = build_network(spec, spec.network_after(known.step), known.stored_passes)
         weights = own_weights(weights, network)
     notes: list[str] = []
     record = None if known.record is None else RunRecord.from_dict(known.record)
     if record is not None and record.run != spec.hash:
-        raise SteepenError(f"{folder} has the record of another run, {record.run}, not of {spec.hash}.")
+        raise SteepenError(f"{path} has the record of another run, {record.run}, not of {spec.hash}.")
     if digest(weights) != known.weights_sha256:
         record = None
         notes.append("the weights have changed since the export, so the run has no record.")
-    path = Path(out) if out is not None else runs / spec.hash
+    directory = Path(runs) / spec.hash if out is None else Path(out)
+    tokenizer = _tokenizer(path, known.tokenizer)
     write_run(
-        path,
-        spec,
-        weights,
-        step=known.step,
-        stored_passes=known.stored_passes,
-        tokenizer=_tokenizer(folder, known.tokenizer),
+        directory, spec, weights, step=known.step, stored_passes=known.stored_passes, tokenizer=tokenizer,
         record=record,
-    )
-    return ImportedRun(path, spec, tuple(notes))
+    )  # fmt: skip
+    return ImportedRun(directory, spec, tuple(notes))
 
 
 def _tokenizer(folder: Path, described: Mapping[str, str] | None) -> Tokenizer | None:
