@@ -20,6 +20,8 @@ import numpy.typing as npt
 from steepen.errors import SteepenError, UsageError
 from steepen.utils.files import file_version, open_regular, read_file, sha256_of_file, write_atomically
 
+Int64s = npt.NDArray[np.int64]
+Ids = npt.NDArray[np.unsignedinteger]
 MAGIC = b"STEEPTOK"
 VERSION = 1
 HEADER = struct.Struct("<8sIIQQ32x")
@@ -80,11 +82,10 @@ class Shard:
                 "restore it or prepare the data again."
             )
 
-    def memory_map(self) -> npt.NDArray[np.unsignedinteger]:
+    def memory_map(self) -> Ids:
         """The shard's ids, memory-mapped read-only, as an ndarray (slicing an np.memmap is slower)."""
-        return np.asarray(
-            np.memmap(self.path, DTYPES[self.dtype], mode="r", offset=HEADER.size, shape=(self.tokens,))
-        )
+        dtype = DTYPES[self.dtype]
+        return np.asarray(np.memmap(self.path, dtype, "r", HEADER.size, (self.tokens,)))
 
 
 class TokenStream:
@@ -115,7 +116,7 @@ class TokenStream:
     def __len__(self) -> int:
         return self._offsets[-1]
 
-    def invalid_id_error(self, start: int, ids: npt.NDArray[np.unsignedinteger]) -> SteepenError:
+    def invalid_id_error(self, start: int, ids: Ids) -> SteepenError:
         """The error for ids read from `start` on, some of which are beyond the vocabulary."""
         position = start + int(np.argmax(ids))
         shard = self._shards[int(np.searchsorted(self._starts, position, side="right")) - 1]
@@ -125,7 +126,7 @@ class TokenStream:
             "then restore it or prepare it again."
         )
 
-    def read(self, start: int, stop: int) -> npt.NDArray[np.unsignedinteger]:
+    def read(self, start: int, stop: int) -> Ids:
         """The ids [start, stop)."""
         if not 0 <= start <= stop <= len(self):
             raise IndexError(f"tokens [{start}, {stop}) of {len(self)}")
@@ -138,12 +139,7 @@ class TokenStream:
         """The ids' dtype in the shards."""
         return DTYPES[self._shards[0].dtype] if self._shards else np.dtype(np.uint16)
 
-    def copy_pieces(
-        self,
-        starts: npt.NDArray[np.int64],
-        lengths: npt.NDArray[np.int64],
-        out: npt.NDArray[np.unsignedinteger],
-    ) -> None:
+    def copy_pieces(self, starts: Int64s, lengths: Int64s, out: Ids) -> None:
         """Fill the flat `out` with the ids [starts[i], starts[i] + lengths[i]) of each piece, in order."""
         if not len(out):
             return
@@ -160,9 +156,7 @@ class TokenStream:
             "then restore it or prepare the data again."
         )
 
-    def _copy(
-        self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], content: npt.NDArray[np.uint8]
-    ) -> set[int]:
+    def _copy(self, starts: Int64s, lengths: Int64s, content: npt.NDArray[np.uint8]) -> set[int]:
         """Fill `content` with the bytes of the pieces, unchecked; returns the shards that it read."""
         size = self.dtype.itemsize
         shards = np.searchsorted(self._starts, starts, side="right") - 1
@@ -214,7 +208,7 @@ class TokenStream:
         self._files[number] = file
         return file
 
-    def _check(self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> None:
+    def _check(self, starts: Int64s, lengths: Int64s) -> None:
         """Compare the blocks of these pieces with their checksums, those that have not been yet."""
         first, last = self._blocks_at(starts), self._blocks_at(starts + np.maximum(lengths, 1) - 1)
         if int((last - first).max(initial=0)) > 1:
@@ -243,7 +237,7 @@ class TokenStream:
                 self._unchecked[block] = False
                 self._left -= 1
 
-    def _blocks_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _blocks_at(self, positions: Int64s) -> Int64s:
         shards = np.searchsorted(self._starts, positions, side="right") - 1
         return self._first_blocks[shards] + (positions - self._starts[shards]) // self._block
 

@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from steepen.data.dataset import Dataset
+from steepen.data.loader import Batch
 from steepen.errors import UsageError
-
-Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
 class ValidationSet:
