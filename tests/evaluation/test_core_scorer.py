@@ -15,7 +15,7 @@ from torch import Tensor
 from steepen.data import Tokenizer
 from steepen.evaluation.core.bundle import Bundle, Item, Task
 from steepen.evaluation.core.prefix_tree import Row, make_batches, make_rows, padded_length
-from steepen.evaluation.core.prompt_encoding import TaskEncoder
+from steepen.evaluation.core.prompt_encoding import Example, TaskEncoder
 from steepen.evaluation.core.results import Outcome, SuiteScores, TaskScore, make_outcome
 from steepen.evaluation.core.run_suite import CoreOptions, evaluate_core
 from steepen.evaluation.core.scorer import Scorer, supports_attention_mask
@@ -221,11 +221,15 @@ def test_language_modelling_is_right_only_when_every_token_is(make_network: Make
 
 def test_candidate_without_own_tokens_is_treated_as_in_both_conventions() -> None:
     nan = float("nan")
-    assert make_outcome("multiple_choice", 0, 1, 1, [nan, 0.5], False).chosen == 0
-    assert make_outcome("multiple_choice", 0, 1, 1, [0.5, nan], False).chosen == 0
-    assert make_outcome("multiple_choice", 0, 1, 1, [0.5, nan, 0.2], False).chosen == 2
-    assert make_outcome("multiple_choice", 0, 1, 1, [0.5, nan], False).nll is None
-    assert make_outcome("multiple_choice", 0, 1, 1, [0.5, 0.5], False).chosen == 0
+
+    def outcome(*means: float) -> Outcome:
+        return make_outcome("multiple_choice", Example(0, 1, 1, (), ()), means, False, None, None)
+
+    assert outcome(nan, 0.5).chosen == 0
+    assert outcome(0.5, nan).chosen == 0
+    assert outcome(0.5, nan, 0.2).chosen == 2
+    assert outcome(0.5, nan).nll is None
+    assert outcome(0.5, 0.5).chosen == 0
 
 
 def score(label: str, *accuracies: float, baseline: float = 0.0, nll: float = 2.0) -> TaskScore:

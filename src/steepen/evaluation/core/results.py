@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from steepen.evaluation.core.bundle import Kind, Task
+from steepen.evaluation.core.prompt_encoding import Example
 from steepen.evaluation.core.suite import CORE17, CORE22
 
 
@@ -27,31 +28,25 @@ class Outcome:
 
 
 def make_outcome(
-    kind: Kind,
-    index: int,
-    line: int,
-    gold: int,
-    means: Sequence[float],
-    exact: bool,
-    answer_nll: float | None = None,
-    bits_per_byte: float | None = None,
+    kind: Kind, example: Example, means: Sequence[float], exact: bool, nll: float | None, bits: float | None
 ) -> Outcome:
     """The outcome of an example from the mean losses of its candidates, or, for language modelling, `exact`.
 
-    `answer_nll` is the mean loss of the whole right answer; None takes that of the right candidate. The
-    candidate with the lowest loss is chosen, the first on ties. A candidate that is a prefix of another
-    has no token of its own and NaN loss; as in both conventions, it is chosen if and only if it comes first,
-    since comparisons with NaN are false.
+    `nll` is the mean loss of the whole right answer, and `bits` that per byte; None takes the loss of the
+    right candidate. The candidate with the lowest loss is chosen, the first on ties. A candidate that is a
+    prefix of another has no token of its own and NaN loss; as in both conventions, it is chosen if and only
+    if it comes first, since comparisons with NaN are false.
     """
+    index, line, gold = example.index, example.line, example.gold
     if kind == "language_modeling":
-        return Outcome(index, line, exact, means[0], bits_per_byte=bits_per_byte)
+        return Outcome(index, line, exact, means[0], bits_per_byte=bits)
     chosen = 0
     for candidate, value in enumerate(means):
         if value < means[chosen]:
             chosen = candidate
     losses = tuple(None if math.isnan(value) else value for value in means)
-    nll = losses[gold] if answer_nll is None else answer_nll
-    return Outcome(index, line, chosen == gold, nll, chosen, gold, losses, bits_per_byte)
+    nll = losses[gold] if nll is None else nll
+    return Outcome(index, line, chosen == gold, nll, chosen, gold, losses, bits)
 
 
 @dataclass(frozen=True)

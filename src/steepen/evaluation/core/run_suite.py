@@ -198,13 +198,11 @@ class _JobScorer:
         first = 0
         for example in examples:
             means = [answers.mean(first + candidate) for candidate in range(len(example.sequences))]
-            exact, gold, size = bool(answers.exact[first]), example.gold, example.answer_bytes
-            own = first + (gold if example.answer_start is None else len(means))  # the right answer's
-            nll = None if example.answer_start is None else answers.mean(own)
+            whole = example.answer_start is not None  # its span follows those of the candidates
+            own = first + (len(means) if whole else example.gold)  # the right answer's
+            nll, size = answers.mean(own) if whole else None, example.answer_bytes
             bits = float(answers.loss[own]) / math.log(2) / size if size else None
-            outcomes.append(
-                make_outcome(task.kind, example.index, example.line, gold, means, exact, nll, bits)
-            )
+            outcomes.append(make_outcome(task.kind, example, means, bool(answers.exact[first]), nll, bits))
             first += len(example.spans)
         return outcomes
 
