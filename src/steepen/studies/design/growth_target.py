@@ -61,28 +61,27 @@ def _plans(context: StudyContext, arm: Arm) -> tuple[list[Plan], list[str]]:
     depth, tokens = preset.base_depth, preset.fixed_tokens
     recipe, first = context.constant_recipe(arm), _first(arm)
     skipped: list[str] = []
-    grown: dict[int, Arm] = {}
-    cost: dict[int, tuple[float, float]] = {}  # FLOPs per token before growth and after it
+    grown: dict[int, tuple[Arm, float, float]] = {}  # with its FLOPs per token before and after growth
     for target in sorted({2 * first, *grid.targets}):
         try:
-            grown[target] = _grown(arm, target)
-            cost[target] = _costs(context, grown[target], depth)
+            made = _grown(arm, target)
+            grown[target] = made, *_costs(context, made, depth)
         except UsageError as error:
             skipped.append(f"target {target}: {error}")
-    if 2 * first not in cost:
+    if 2 * first not in grown:
         raise UsageError(f"growth-target cannot double {arm.name} at depth {depth}: {skipped[0]}")
     plans: list[Plan] = []
-    start, doubled = cost[2 * first]
+    _, start, doubled = grown[2 * first]
     for fraction in sorted(grid.fractions):
         spent = fraction * (doubled - start)  # FLOPs per token that growth adds
         budget = tokens * (start + spent)
-        for target in sorted({*grid.targets} & cost.keys()):
-            before, after = cost[target]
+        for target in sorted({*grid.targets} & grown.keys()):
+            made, before, after = grown[target]
             rho = (spent + (start - before)) / (after - before) if after > before else math.inf
             if not 0 < rho <= 1:
                 skipped.append(f"target {target} cannot spend {format_flops(budget)} FLOPs on these tokens")
                 continue
-            run = recipe.at_budget(grown[target], depth, context.size_rule, tokens=tokens, rho=rho)
+            run = recipe.at_budget(made, depth, context.size_rule, tokens=tokens, rho=rho)
             plans.append((run, {"kind": "grown", "target": target, "budget": budget, "rho": rho}))
     if not plans:
         raise UsageError(f"no target of {arm.name} can spend a budget: {'; '.join(skipped)}.")
@@ -120,9 +119,8 @@ def _grown(arm: Arm, target: int) -> Arm:
         if len(axes) != 1:
             raise UsageError(f"growth-target varies one axis, and {arm.name} grows in {' and '.join(axes)}.")
         stages = Stage((first,), 0.0, **{axes[0]: _first(arm) / target}), Stage((first,), None)
-        return replace(
-            arm, name=f"{arm.name}-by-{target / _first(arm):g}", passes=replace(arm.passes, stages=stages)
-        )
+        name = f"{arm.name}-by-{target / _first(arm):g}"
+        return replace(arm, name=name, passes=replace(arm.passes, stages=stages))
     name = arm.name if (first, target) == (2, 4) and arm.passes.final == 4 else f"{arm.name}-to-{target}"
     return replace(
         arm, name=name, title=f"{arm.title} to {target}", passes=PassSchedule.growing(first, target)
