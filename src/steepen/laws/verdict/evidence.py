@@ -100,11 +100,6 @@ class Verdict:
         """The three answers in a few words."""
         return f"{self.better}; {self.growth}" + (f": {self.by_what}" if self.by_what else "")
 
-    @property
-    def multiplier(self) -> float:
-        """The multiplier averaged over the common range."""
-        return self.gain.value
-
     def __repr__(self) -> str:
         return f"<{self.arm} against {self.reference}: {self.word}>"
 
