@@ -25,7 +25,6 @@ from steepen.studies.sweeps import (
 from steepen.utils.formatting import format_flops
 
 SECTION = "Appendix A.4.2, Stage 2: Fit the Optimal Tokens per Parameter"
-COMPUTE = Axis("compute (FLOPs)", "log")
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def tpp(context: StudyContext, *, arms: Arms = ()) -> Study:
     beside = [
         (start, one) for one in swept for start in swept if start.name == one.start and start is not one
     ]
-    draft.panels += [_laws(swept), _frontier(swept), *(_token_panel(*pair) for pair in beside)]
+    draft.panels += [*_law_panels(swept), *(_token_panel(*pair) for pair in beside)]
     draft.tables.append(_table(swept))
     draft.method += [
         f"Budgets are those of {grid.budget_arm or 'each arm'} at depths {', '.join(map(str, grid.budgets))} "
@@ -129,24 +128,20 @@ def _panel(name: str, fit: IsoflopFit, cells: Cells) -> Panel:
     )  # fmt: skip
 
 
-def _laws(swept: Sequence[TokenSweeps]) -> Panel:
-    drawn = [plot.optima_with_law(one.name, one.fit.vertices, one.fit.law, arm=one.name) for one in swept]
-    return Panel(
-        "Optimal tokens per parameter against compute", COMPUTE, Axis("optimal tokens per parameter", "log"),
-        tuple(series for own in drawn for series in own),
-    )  # fmt: skip
-
-
-def _frontier(swept: Sequence[TokenSweeps]) -> Panel:
-    """The loss at each budget's optimum, a scaling law of its own."""
-    series: list[Series] = []
+def _law_panels(swept: Sequence[TokenSweeps]) -> list[Panel]:
+    """The optima of every arm against compute, and the loss there, a scaling law of its own."""
+    optima, losses = list[Series](), list[Series]()
     for one in swept:
+        optima += plot.optima_with_law(one.name, one.fit.vertices, one.fit.law, arm=one.name)
         x, y = [v.budget for v in one.fit.vertices], [v.loss for v in one.fit.vertices]
-        series += [plot.points(one.name, x, y, arm=one.name), plot.line(one.name, x, y, arm=one.name)]
-    return Panel(
-        "Loss at the optimum", COMPUTE, Axis("loss at the optimal TPP", "log"),
-        tuple(series), caption="Under the base recipe with a constant learning rate: not the ladders' laws.",
-    )  # fmt: skip
+        losses += [plot.points(one.name, x, y, arm=one.name), plot.line(one.name, x, y, arm=one.name)]
+    compute, best = Axis("compute (FLOPs)", "log"), Axis("optimal tokens per parameter", "log")
+    caption = "Under the base recipe with a constant learning rate: not the ladders' laws."
+    loss = Axis("loss at the optimal TPP", "log")
+    return [
+        Panel("Optimal tokens per parameter against compute", compute, best, tuple(optima)),
+        Panel("Loss at the optimum", compute, loss, tuple(losses), caption=caption),
+    ]
 
 
 def _token_panel(start: TokenSweeps, grown: TokenSweeps) -> Panel:
