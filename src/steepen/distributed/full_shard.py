@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Generator, Iterable
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -25,18 +25,6 @@ from steepen.distributed.world import World
 from steepen.optim.config import OptimizerConfig, OptimizerHyperparameters
 
 MAX_IN_FLIGHT = 4  # matrices being gathered or scattered at a time
-
-
-class BlockNetwork(Protocol):
-    """A module that lists its blocks."""
-
-    def blocks(self) -> Iterable[nn.Module]:
-        """Every stored block, once."""
-        ...
-
-    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
-        """All parameters by name."""
-        ...
 
 
 def shard_dimension(shape: torch.Size, ranks: int) -> int:
@@ -72,7 +60,7 @@ def shard_network(
     def dimension(parameter: nn.Parameter) -> Shard:
         return Shard(shard_dimension(parameter.shape, world.size))
 
-    blocks = cast("BlockNetwork", network).blocks()
+    blocks: Iterable[nn.Module] = cast("Any", network).blocks()
     modules = [*(block for block in blocks if not any(block is other for other in repeated)), network]
     for module in modules:
         if place is not None:
@@ -222,7 +210,6 @@ class FullyShardedOptimizer(DistributedOptimizer):
             master.grad = torch.cat(chunks, dimension).to(master.dtype)
 
     def _chunks(self, piece: Piece) -> list[tuple[int, ...]]:
-        """Shape of each rank's shard of a matrix."""
         size, ranks = piece.shape, self.world.size
         dimension = shard_dimension(torch.Size(size), ranks)
         each = -(-size[dimension] // ranks)

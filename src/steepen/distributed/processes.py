@@ -145,7 +145,6 @@ class _Faults:
 
 @contextlib.contextmanager
 def _reporting(folder: Path, max_restarts: int, print_message: Callable[[str], None]) -> Generator[_Faults]:
-    """Report faults as they appear, from a thread."""
     faults, ended = _Faults(folder, max_restarts, print_message), threading.Event()
 
     def watch() -> None:

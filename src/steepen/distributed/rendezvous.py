@@ -21,7 +21,7 @@ MEETING_SECONDS = 600.0  # for all nodes to have started
 BACKEND = "steepen"
 
 
-class FixedNodes(RendezvousHandler):
+class _FixedNodes(RendezvousHandler):
     """Torch's elastic agents of `count` nodes; in every round of restarts all of them meet again."""
 
     def __init__(self, node: int, count: int, address: str, port: int) -> None:
@@ -30,7 +30,6 @@ class FixedNodes(RendezvousHandler):
         self.store = open_store(address, port, MEETING_SECONDS, host=node == 0)
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for all nodes."""
         self.round += 1
         met: Store = PrefixStore(f"round/{self.round}", self.store)
         met.set(f"node/{self.node}", "here")
@@ -41,36 +40,30 @@ class FixedNodes(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """The ranks use the store too."""
-        return True
+        return True  # the ranks use it too
 
     def num_nodes_waiting(self) -> int:
-        """None: a fault stops the ranks of every node, and their agents restart them."""
-        return 0
+        return 0  # a fault stops the ranks of every node, and their agents restart them
 
     def get_backend(self) -> str:
-        """Name of this kind of rendezvous."""
         return BACKEND
 
     def get_run_id(self) -> str:
-        """The store serves one run."""
         return BACKEND
 
     def is_closed(self) -> bool:
-        """Never: the agents end with the run."""
         return False
 
     def set_closed(self) -> None:
-        """Nothing to close."""
+        pass
 
     def shutdown(self) -> bool:
-        """Nothing to shut down: the store ends with the process."""
         return True
 
 
 def _create(parameters: RendezvousParameters) -> RendezvousHandler:
     address, _, port = parameters.endpoint.rpartition(":")
-    return FixedNodes(int(parameters.get("node", "0")), parameters.max_nodes, address, int(port))
+    return _FixedNodes(int(parameters.get("node", "0")), parameters.max_nodes, address, int(port))
 
 
 rendezvous_handler_registry.register(BACKEND, _create)

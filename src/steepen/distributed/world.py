@@ -199,13 +199,9 @@ class World:
                         "every process must see the same data, code and spec."
                     )
 
-    def exchange_flags(self, *values: float) -> FlagExchange:
-        """Start taking the largest of each value over all ranks, without waiting for it."""
-        return FlagExchange(self, values)
-
 
 class FlagExchange:
-    """A maximum over ranks under way between hosts."""
+    """The largest of each value over all ranks, under way between hosts."""
 
     def __init__(self, world: World, values: tuple[float, ...]) -> None:
         self.tensor = torch.tensor(values, dtype=torch.float64)

@@ -289,7 +289,6 @@ def find_launcher(
 
 
 def _check_options(name: str, factory: Callable[..., Any], settings: dict[str, Any]) -> None:
-    """Reject an option that the launcher does not have; one with **options accepts any."""
     parameters = inspect.signature(factory).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return

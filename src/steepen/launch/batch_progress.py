@@ -95,7 +95,6 @@ class BatchProgress:
             )
 
     def _title(self, spec: RunSpec) -> str:
-        """A run's arm, depth and seed, and what is varied."""
         varied = self.varied.get(spec.hash)
         return f"{spec.arm.name} d{spec.shape.depth} seed {spec.seed}" + (f", {varied}" if varied else "")
 
@@ -159,7 +158,6 @@ class BatchProgress:
         return makespan(seconds, max(1, at_once))
 
     def _progress(self) -> Progress:
-        """The rows and the line that the display shows."""
         if not self.total:
             return Progress((), "")
         rows: list[ProgressRow] = []

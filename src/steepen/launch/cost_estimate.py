@@ -126,7 +126,6 @@ class Speed:
         return f"measured on {found} finished {'run' if found == 1 else 'runs'}" if found else self.assumption
 
     def _samples_like(self, specs: Sequence[RunSpec]) -> list[SpeedSample]:
-        """The samples that have the precision of one of these runs."""
         precisions = {spec.precision for spec in specs}
         return [sample for sample in self.samples if sample.precision in precisions]
 

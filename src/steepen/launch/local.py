@@ -18,8 +18,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from steepen.errors import UsageError, is_whole
+from steepen.errors import UsageError, is_whole, show
 from steepen.launch.base import Job, LaunchContext, LauncherBase
 from steepen.launch.worker import Attempt, Worker, begin_task
 from steepen.runs.spec import is_light
@@ -28,6 +29,15 @@ from steepen.utils.files import GPU_LOCKS_VARIABLE, RUNS_PER_GPU_VARIABLE
 MAX_PER_MACHINE = 10_000  # jobs, threads of a run, runs of a GPU
 RUNS_AT_ONCE = 4  # small runs of one GPU; eight are no faster (benchmarks/runs_at_once.py)
 _GRACE_SECONDS = 60.0  # for a run to save before it is killed
+
+
+def require_whole(name: str, value: Any) -> int:
+    """The value of an option that counts something on a machine; raises UsageError for any other."""
+    if not (is_whole(value) and 1 <= value <= MAX_PER_MACHINE):
+        raise UsageError(
+            f"{name} = {show(value)} is not valid: it must be a whole number from 1 to {MAX_PER_MACHINE:,}."
+        )
+    return value
 
 
 def available_cores() -> int:
@@ -78,10 +88,8 @@ class LocalLauncher(LauncherBase):
         overlap: bool = True,
     ) -> None:
         for name, value in (("jobs", jobs), ("runs_per_gpu", runs_per_gpu), ("threads", threads)):
-            if value is not None and not (is_whole(value) and 1 <= value <= MAX_PER_MACHINE):
-                raise UsageError(
-                    f"{name} = {value} is not valid: it must be a whole number from 1 to {MAX_PER_MACHINE:,}."
-                )
+            if value is not None:
+                require_whole(name, value)
         requested = str(context.options.get("device", "auto"))
         devices = [] if requested == "cpu" else [device for device, _ in visible_gpus()]
         index = requested.removeprefix("cuda:")

@@ -151,15 +151,15 @@ class RayLauncher(LauncherBase):
         """Submit a task for each, or one per node."""
         for job in jobs:
             gpus = self.context.gpus_per_run.of(job.spec)
-            job.handle = self._start_one(job) if gpus == 1 else self._start_on_several(job, gpus)
+            if gpus == 1:
+                task = self.context.task(job.spec, {"OMP_NUM_THREADS": str(self.threads)})
+                job.handle = _Tasks([self._remote(run_task, self.num_cpus, self._gpus).remote(task)])
+            else:
+                job.handle = self._start_on_several(job, gpus)
 
     def _remote(self, function: Any, cpus: float, gpus: float, **options: Any) -> Any:
         # Ray's own retries are off: `LauncherBase` retries.
         return self.ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0, **options)(function)
-
-    def _start_one(self, job: Job) -> _Tasks:
-        task = self.context.task(job.spec, {"OMP_NUM_THREADS": str(self.threads)})
-        return _Tasks([self._remote(run_task, self.num_cpus, self._gpus).remote(task)])
 
     def _start_on_several(self, job: Job, gpus: int) -> _Tasks:
         """Reserve the resources of all ranks and start one task per node, which starts the ranks there."""
@@ -213,7 +213,6 @@ class RayLauncher(LauncherBase):
         return [(job, self._end(job.handle)) for job in done]
 
     def _end(self, tasks: _Tasks) -> Attempt:
-        """The attempt of a job's tasks, whose resources are given back."""
         attempts = [self._attempt(handle) for handle in tasks.handles]
         self._release(tasks)
         return worst_attempt(attempts)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steepen.errors import Failure, SteepenError, UsageError, first_line, is_whole, show
+from steepen.errors import Failure, SteepenError, UsageError, first_line
 from steepen.launch.base import Job, LaunchContext, LauncherBase, nodes_of, wait_until_free
-from steepen.launch.local import MAX_PER_MACHINE, available_cores
+from steepen.launch.local import available_cores, require_whole
 from steepen.launch.worker import Attempt, Task, Worker, begin_task, python_path, variable
 from steepen.utils.codec import from_builtins, to_builtins
 from steepen.utils.json_io import read_json, with_checksum, without_checksum, write_json
@@ -50,14 +50,6 @@ def _make_private(folder: Path) -> None:
         )
     if state.st_mode & 0o022:
         folder.chmod(state.st_mode & 0o7755)
-
-
-def _whole(name: str, value: Any) -> int:
-    if not (is_whole(value) and 1 <= value <= MAX_PER_MACHINE):
-        raise UsageError(
-            f"{name} = {show(value)} is not valid: it must be a whole number from 1 to {MAX_PER_MACHINE:,}."
-        )
-    return value
 
 
 class SlurmJob:
@@ -152,9 +144,9 @@ class SlurmLauncher(LauncherBase):
                 "`launcher` slurm needs the package submitit; install it with `pip install 'steepen[slurm]'`."
             ) from error
         self.cluster = options.pop("cluster", "slurm")
-        self.threads = _whole("threads", options.pop("threads", 1))
-        self.max_gpus_per_node = _whole("max_gpus_per_node", options.pop("max_gpus_per_node", 8))
-        self.runs_per_job = _whole("runs_per_job", options.pop("runs_per_job", _RUNS_PER_JOB))
+        self.threads = require_whole("threads", options.pop("threads", 1))
+        self.max_gpus_per_node = require_whole("max_gpus_per_node", options.pop("max_gpus_per_node", 8))
+        self.runs_per_job = require_whole("runs_per_job", options.pop("runs_per_job", _RUNS_PER_JOB))
         folder = self.folder = Path(options.pop("folder", context.store.root / ".slurm")).absolute()
         _make_private(folder)
         try:
@@ -252,7 +244,6 @@ class SlurmLauncher(LauncherBase):
 
 
 def _attempt(place: _Place) -> Attempt:
-    """An attempt that has ended, as its result file has it."""
     deadline = time.monotonic() + RESULT_SECONDS
     while not place.result.exists() and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
@@ -266,7 +257,6 @@ def _attempt(place: _Place) -> Attempt:
 
 
 def _is_first_task() -> bool:
-    """Whether this is the first of the tasks of a job, or its only one."""
     import submitit
 
     try:

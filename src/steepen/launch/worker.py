@@ -136,7 +136,6 @@ class Worker:
 
 
 def _lost_process(exit_code: int, host: str) -> Failure:
-    """Why a task has no outcome whose process has ended."""
     number = -exit_code if exit_code < 0 else exit_code - 128
     if number in signal.valid_signals() and number > 0:
         hint = "; the machine may be short of memory" if number == signal.SIGKILL else ""

@@ -264,7 +264,6 @@ def _empty_row_squares(batch: Tensor, part: _Part) -> Tensor:
 
 
 def _split_batch(batch: Tensor, counts: list[int], parameters: list[Tensor]) -> list[Tensor]:
-    """Split a (count, rows, columns) batch into views with the parameters' shapes."""
     return [
         (part.mT if _is_tall(p) else part).view(p.shape)
         for part, p in zip(batch.split(counts), parameters, strict=True)

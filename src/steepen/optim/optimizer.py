@@ -113,9 +113,8 @@ class Optimizer:
     @property
     def matrices(self) -> dict[str, nn.Parameter]:
         """Block matrices that are not stepped by AdamW, by name."""
-        if self.muon is not None:
-            return self.muon.parameters
-        return {} if self.custom is None else self.custom.parameters
+        stepper = self.muon or self.custom
+        return {} if stepper is None else stepper.parameters
 
     def peak_lr(self) -> dict[str, float]:
         """Peak learning rate of each group."""

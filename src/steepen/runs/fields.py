@@ -142,7 +142,6 @@ def varied_settings(specs: Iterable[RunSpec]) -> dict[str, str]:
 
 
 def _settings(spec: RunSpec) -> dict[str, Any]:
-    """What studies vary, by its words."""
     stages = spec.schedule.stages
     return {
         **{name.replace("_", " "): value for name, value in spec.hyperparameters.to_dict().items()},

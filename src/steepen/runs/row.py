@@ -130,25 +130,20 @@ def _unfinished_row(run: RunDirectory) -> RunRow:
         return RunRow(
             run.path.name, "?", 0, 0, 0, 0.0, "failed", f"spec.json cannot be read: {error}", "DamagedSpec"
         )
+    flops = 0.0
+    with contextlib.suppress(SteepenError):  # counting may need a custom block's code, which no listing runs
+        flops = expected_flops(spec)
     return RunRow(
         run=run.path.name,
         arm=spec.arm.name,
         depth=spec.shape.depth,
         seed=spec.seed,
         tokens=spec.tokens,
-        flops=_expected_flops(spec),
+        flops=flops,
         status="waiting",
         steps=spec.steps,
         more=_spec_fields(value, spec),
     )
-
-
-def _expected_flops(spec: RunSpec) -> float:
-    """FLOPs of a run; 0 if counting them would run a custom block's code, which a listing must not do."""
-    try:
-        return expected_flops(spec)
-    except SteepenError:
-        return 0.0
 
 
 def _spec_fields(value: dict[str, Any], spec: RunSpec) -> dict[str, Any]:

@@ -43,8 +43,6 @@ class RunLost(SteepenError):
 
 
 class _Inside:
-    """The path of a file in a run's directory."""
-
     def __init__(self, name: str) -> None:
         self.name = name
 

@@ -22,7 +22,7 @@ from collections.abc import Collection, Generator, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -32,19 +32,18 @@ from torch import Tensor
 from steepen.distributed.owners import Piece
 from steepen.distributed.sharded_optimizer import DistributedOptimizer, OwnedPiece
 from steepen.distributed.world import World
-from steepen.errors import MAX_WHOLE, SteepenError, UsageError, require
+from steepen.errors import MAX_WHOLE, SteepenError, UsageError
 from steepen.model.network import Network
 from steepen.optim.optimizer import Optimizer
 from steepen.runs.record import ValidationScore
 from steepen.runs.store import checkpoint_step
-from steepen.utils.codec import from_builtins
+from steepen.utils.codec import Checked, Range, from_builtins
 from steepen.utils.files import disk_full, file_version, follow_umask, sha256_of_file, sync
 from steepen.utils.json_io import read_json, with_checksum, without_checksum, write_json
 
 SEPARATOR = "//"  # between section, parameter name and state key in a tensor's name
 _ROWS = re.compile(r"(.*)@([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 REPLACED = ".replaced-"  # before the name of a checkpoint whose successor is about to get it
-KINDS = ("regular", "growth", "branch", "final")  # branch: another run starts from it
 STATE_FILE, META_FILE = "state.safetensors", "checkpoint.json"
 AnyOptimizer = Optimizer | DistributedOptimizer
 
@@ -161,26 +160,24 @@ class StateReader:
         }
 
 
+Whole = Annotated[int, Range(0, MAX_WHOLE)]
+Seconds = Annotated[float, Range(0, MAX_WHOLE)]
+
+
 @dataclass(frozen=True)
-class TrainingProgress:
+class TrainingProgress(Checked):
     """Progress of a run at a checkpoint: everything that is not a tensor."""
 
     run: str  # the spec's hash
-    step: int  # steps completed; also the position in the data
+    step: Whole  # steps completed; also the position in the data
     passes: int  # core passes the network has been grown to
-    seconds_training: float = 0.0
-    seconds_total: float = 0.0
-    resumed: int = 0
-    kind: str = "regular"  # one of KINDS
+    seconds_training: Seconds = 0.0
+    seconds_total: Seconds = 0.0
+    resumed: Whole = 0
+    kind: Literal["regular", "growth", "branch", "final"] = "regular"  # branch: another run starts from it
     trunk: str = ""  # the run whose first `trunk_steps` steps this one took over
-    trunk_steps: int = 0
+    trunk_steps: Whole = 0
     scores: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-
-    def __post_init__(self) -> None:
-        for name in ("step", "resumed", "seconds_training", "seconds_total", "trunk_steps"):
-            value = getattr(self, name)
-            require(0 <= value <= MAX_WHOLE, "state", name, value, f"from 0 to {MAX_WHOLE:,}")
-        require(self.kind in KINDS, "state", "kind", self.kind, f"one of {', '.join(KINDS)}")
 
 
 @dataclass(frozen=True)
@@ -359,19 +356,14 @@ def prune(
             rename_corrupt(checkpoint)
             continue
         if kind in kinds and not (keep_every and checkpoint.step % keep_every == 0):
-            _remove(checkpoint.path)
-
-
-def _remove(path: Path) -> None:
-    """Rename, then delete: a process killed midway leaves no partial checkpoint under the name."""
-    trash = path.with_name(f".removing-{path.name}")
-    _delete(trash)
-    path.rename(trash)
-    _delete(trash)
+            # Renamed first: a process killed midway leaves no partial checkpoint under the name.
+            trash = checkpoint.path.with_name(f".removing-{checkpoint.path.name}")
+            _delete(trash)
+            checkpoint.path.rename(trash)
+            _delete(trash)
 
 
 def _delete(path: Path) -> None:
-    """Delete a directory, or a file that lies in its place."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -143,7 +143,6 @@ def _check(spec: RunSpec, dataset: Dataset, options: TrainOptions, world: World)
 
 
 def _record_of(directory: RunDirectory, world: World) -> RunRecord | None:
-    """The record of a finished run, as rank 0 reads it."""
     record = directory.record() if world.is_main else None
     if world.size == 1:
         return record

@@ -6,10 +6,10 @@ include them.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TextIO
 
@@ -65,7 +65,7 @@ class SampleWriter:
         with (
             torch.random.fork_rng([device] if device.type == "cuda" else []),  # custom blocks may draw
             torch.compiler.set_stance("force_eager"),  # lengths change with every token
-            _whole_weights(optimizer),
+            optimizer.whole_weights() if isinstance(optimizer, ShardedOptimizer) else nullcontext(),
         ):
             texts = continue_text(
                 network,
@@ -100,12 +100,6 @@ def check_prompts(prompts: Sequence[str], dataset: Dataset, context: int) -> Non
                 f"`sample_prompt` = {prompt[:40]!r} has {len(tokens):,} tokens and leaves no room in the "
                 f"context of {context:,}: shorten it."
             )
-
-
-def _whole_weights(optimizer: Optimizer | DistributedOptimizer) -> contextlib.AbstractContextManager[None]:
-    if isinstance(optimizer, ShardedOptimizer):
-        return optimizer.whole_weights()
-    return contextlib.nullcontext()
 
 
 def _line(value: object) -> str:

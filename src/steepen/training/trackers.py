@@ -70,8 +70,6 @@ class _Trackio(_Wandb):
 
 
 class _TensorBoard:
-    """TensorBoard event files in the run directory."""
-
     def __init__(self, spec: RunSpec, directory: Path) -> None:
         module = importlib.import_module("torch.utils.tensorboard")
         self.writer: Any = module.SummaryWriter(str(directory / "tensorboard"))

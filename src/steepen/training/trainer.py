@@ -261,14 +261,13 @@ class Trainer:
         if self.world.size == 1:
             return signal, overdue, affordable
         main, before = self.world.is_main, self.flags
-        self.flags = self.world.exchange_flags(signal, overdue and main, affordable and main)
+        self.flags = FlagExchange(self.world, (signal, overdue and main, affordable and main))
         if before is None:
             return 0, False, self.options.checkpoint_every is not None
         number, late, cheap = before.result()
         return int(number), bool(late), bool(cheap)
 
     def _rows(self, tokens: Tensor) -> Tensor:
-        """Rows of tokens, cut to the context of the network as it is now."""
         return tokens.reshape(-1, self.network.shape.context)
 
     def _grow(self, stage: int) -> None:
@@ -324,16 +323,13 @@ class Trainer:
         return mean_loss(self.network, batches, passes, sum_over_ranks=self.sum_over_ranks).loss
 
     def _eval_passes(self) -> int:
-        """Core passes of a validation after the steps taken."""
         return int(self.schedule.eval_passes[max(0, self.step - 1)])
 
     def _wait_for_weights(self) -> None:
-        """Wait for weights that still arrive from other ranks."""
         if isinstance(self.optimizer, ShardedOptimizer):
             self.optimizer.wait_for_weights()
 
     def _validation_due(self) -> bool:
-        """Whether the run is validated after this step, which is not the last."""
         every = self.options.validate_every
         if every == "epoch":
             return self.batches.epoch_of(self.step) > self.batches.epoch_of(self.step - 1)
@@ -374,7 +370,6 @@ class Trainer:
         )
 
     def _log(self, values: dict[str, float]) -> None:
-        """Log what was measured after a step."""
         self.metrics.write(step=self.step, **values)
         self.trackers.log(self.step, values)
 
@@ -438,7 +433,6 @@ class Trainer:
         self.buffer.checkpoint_seconds += self.saved_at - started
 
     def _weight_norm(self) -> float:
-        """Norm of all weights, over the ranks that own them."""
         if self.world.size == 1:
             return nn.utils.get_total_norm([p.detach() for p in self.network.parameters()]).item()
         owned = checkpoints.owned_pieces(self.network, self.optimizer)
@@ -448,7 +442,6 @@ class Trainer:
         return self.world.all_reduce_(square).sqrt().item()
 
     def _training_progress(self, kind: str) -> TrainingProgress:
-        """The current progress, as a checkpoint stores it."""
         return replace(
             self.begun,
             step=self.step,
@@ -485,7 +478,6 @@ class Trainer:
         return record
 
     def _record(self, peak_memory: int | None) -> RunRecord:
-        """The record of the run, which has taken its last step."""
         spec, last, losses = self.spec, self.scores[-1], self.metrics.losses
         progress = self._training_progress("final")
         flops = self.schedule.flops(spec.batch_tokens)

@@ -97,8 +97,6 @@ def number_of(text: object) -> float | None:
 
 @dataclass(frozen=True)
 class _Parser:
-    """Turns a condition into a function of a row."""
-
     text: str
     known: Collection[str]
     aliases: Callable[[str], str]

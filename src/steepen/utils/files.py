@@ -308,7 +308,6 @@ def file_lock(
 
 
 def _is_current(file: TextIO, path: Path) -> bool:
-    """Whether an open file is still the one that has the name."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except OSError:
