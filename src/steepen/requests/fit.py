@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -97,7 +98,7 @@ class FitsBy(Result):
     @property
     def rows(self) -> Sequence[Any]:
         """The rows of all results."""
-        return [row for one in self.results.values() for row in one.rows]
+        return list(itertools.chain.from_iterable(one.rows for one in self.results.values()))
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The rows of all results, with the value of the column."""

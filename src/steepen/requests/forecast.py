@@ -302,7 +302,7 @@ class Forecast(Request["ForecastResult | TaskForecastResult"]):
         from steepen.evaluation.forecast import forecast as forecast_runs
         from steepen.evaluation.scored_runs import group_series, read_scored_runs, require_core
 
-        runs = require_core(read_scored_runs([Path(one) for one in self.paths]))
+        runs = require_core(read_scored_runs(list(map(Path, self.paths))))
         found = forecast_runs(
             group_series(runs, self.arms or ()), tasks=self._labels(),
             held_out=[] if hold_out == ["none"] else hold_out, targets=self.targets,
@@ -383,7 +383,7 @@ class Downstream(Request[DownstreamResult]):
         from steepen.studies.scores.downstream import analyse_downstream
 
         found = analyse_downstream(
-            read_scored_runs([Path(one) for one in self.paths]), reference=self.reference,
+            read_scored_runs(list(map(Path, self.paths))), reference=self.reference,
             held_out=self.hold_out, targets=self.targets, arms=self.arms or (), corpora=self._corpora(),
         )  # fmt: skip
         answer = found.answer()

@@ -325,9 +325,9 @@ class Plan(RunSize, Request[Planned]):
 
         size = self.size_rule(vocabulary=self.vocabulary)
         if self.arm is None:
-            names = [str(one) for one in self.recipe]
+            names = tuple(map(str, self.recipe))
             runs = plan_ladders(self.recipe_choice(), size, **self.recipe_changes())
-            return LaddersResult(tuple(names), tuple(runs))  # pyright: ignore[reportReturnType]
+            return LaddersResult(names, tuple(runs))  # pyright: ignore[reportReturnType]
         arm = find_arm(self.arm)
         gpu = find_accelerator(self.gpu)
         plan = make_plan(

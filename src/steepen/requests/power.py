@@ -114,7 +114,7 @@ class PowerResult(Result):
                 f" linearly to {penalty['linear']:.4f} or quadratically to {penalty['quadratic']:.4f} there,"
                 " would look like the whole Δγ. Re-sweep the learning rate at the top."
             )
-        yield from (Paragraph(_found(one)) for one in self.cheapest)
+        yield from map(Paragraph, map(_found, self.cheapest))
         if self.further is not None:
             yield from _further(self.further)
 

@@ -74,7 +74,7 @@ class RunSize:
         """The recipes that were named, and tokens per parameter."""
         from steepen.recipe.recipe_choice import choose_recipes
 
-        return choose_recipes([str(one) for one in self.recipe], self.tpp)
+        return choose_recipes(list(map(str, self.recipe)), self.tpp)
 
     def recipe_changes(self) -> dict[str, int]:
         """Fields of the recipe that were given."""

@@ -140,7 +140,7 @@ class StudyRequest(Launching, Request[Any]):
         from steepen.recipe.recipe_choice import choose_recipes
         from steepen.studies.context import StudyContext
 
-        choice = choose_recipes([str(one) for one in self.recipe], self.tpp)
+        choice = choose_recipes(list(map(str, self.recipe)), self.tpp)
         context = StudyContext(preset, facts, epochs=self.epochs, choice=choice)
         return context.with_optimizer(self._optimizer_name)
 
@@ -251,7 +251,7 @@ def _notes(context: StudyContext, folder: Path) -> list[str]:
             f"losses are of {found:,} validation tokens, all that the data has; the preset asks for "
             f"{wanted:,}."
         )
-    return [note for note in notes if note is not None]
+    return list(filter(None, notes))
 
 
 def request_of(study: str | Callable[..., Any]) -> type[StudyRequest]:

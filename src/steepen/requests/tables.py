@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -169,12 +170,12 @@ def _columns(data: Any) -> dict[str, Sequence[Any]]:
         wrong = next((row for row in data if not isinstance(row, Mapping)), None)
         if wrong is not None:
             raise UsageError(f"a list with a {type(wrong).__name__} is not a table of runs; give {ACCEPTED}.")
-        keys = dict.fromkeys(str(key) for row in data for key in row)
+        keys = dict.fromkeys(map(str, itertools.chain.from_iterable(data)))
         return {key: [row.get(key) for row in data] for key in keys}
     if callable(getattr(data, "to_pydict", None)):  # pyarrow
         return _unique(data.column_names, data.to_pydict())
     if hasattr(data, "columns") and hasattr(data, "__getitem__"):  # pandas, polars: iterates the values
-        names = [str(name) for name in data.columns]
+        names = list(map(str, data.columns))
         _unique(names, {})
         return {str(name): [_scalar(value) for value in data[name]] for name in data.columns}
     arrow = _arrow(data)

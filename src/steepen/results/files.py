@@ -47,7 +47,7 @@ class Report(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """The names of the files."""
-        return {"page": str(self.page), "files": [str(file) for file in self.files]}
+        return {"page": str(self.page), "files": list(map(str, self.files))}
 
     def blocks(self, width: int) -> Iterable[Block]:
         """The page, and how many figures and tables there are."""

@@ -460,7 +460,7 @@ def predict(
     from steepen.laws.verdict.holdout import forecast_loss
 
     fit, judge, found = analysis.primary_fit, analysis.judge, list[PredictedLoss]()
-    at = [float(flops)] if isinstance(flops, int | float) else [float(one) for one in flops]
+    at = [float(flops)] if isinstance(flops, int | float) else list(map(float, flops))
     if not at or not all(math.isfinite(one) and one > 0 for one in at):
         raise UsageError(f"cannot predict at {flops!r}; give {analysis.request.unit} greater than zero.")
     for arm in fit.arms:

@@ -270,8 +270,7 @@ class Runs(Result):
 
     def records(self) -> list[RunRecord]:
         """The records of the finished runs."""
-        found = [run.record for run in self.runs if run.status == "finished"]
-        return [record for record in found if record is not None]
+        return list(filter(None, (run.record for run in self.runs if run.status == "finished")))
 
     def metrics(self) -> Any:
         """The metrics of all runs as one pandas DataFrame, with a column `run`."""

@@ -172,7 +172,8 @@ def answer_blocks(answer: Answer, width: int, mistuned: Sequence[Mistuning] = ()
         yield from parts
         if len(table.rows) > MAX_ROWS:
             yield Paragraph(f"… and {len(table.rows) - MAX_ROWS} more rows.")
-        yield from (Paragraph(text) for text in (table.caption,) if text)
+        if table.caption:
+            yield Paragraph(table.caption)
     if left_out:
         yield Paragraph()
         yield Paragraph(f"Too wide for this terminal, so in the report only: {', '.join(left_out)}.")
@@ -262,7 +263,7 @@ class Status(Result):
 
     def blocks(self, width: int) -> Iterable[Block]:
         """One paragraph per study; of one alone also its message, and the runs that have not finished."""
-        yield from (Lines(_line(one)) for one in self.studies)
+        yield from map(Lines, map(_line, self.studies))
         yield from (
             Lines(f"{name}: its data is being prepared; no runs requested yet.") for name in self.preparing
         )
@@ -270,7 +271,8 @@ class Status(Result):
         if not (self.studies or self.preparing or self.unreadable):
             yield Lines(f"No study in {self.directory} yet.")
         for one in self.studies if self.alone else ():
-            yield from (Lines(text) for text in (one.message,) if text)
+            if one.message:
+                yield Lines(one.message)
             yield from (Paragraph(found.sentence, "mistuned?", "yellow") for found in one.mistuned)
             if rows := [vars(row) for row in one.runs if row.status in NOT_ENDED]:
                 yield from run_blocks(rows, width)
