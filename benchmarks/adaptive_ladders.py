@@ -208,11 +208,10 @@ def replayed(jobs: int) -> None:
     full = fitted.verdicts
     pairs = list(combinations(range(min(len(one.flops) for one in ladders.values())), 2))
     below = np.array([top < pairs[-1][1] for _, top in pairs])
-    print(f"\nThe authors' runs, bought one by one, from {len(pairs)} starting pairs of rungs, for at most ")
     print(
-        f"{REPLAY_PART:.0%} of the FLOPs of the ladders involved; without top: {below.sum()} pairs without an"
+        f"\nThe authors' runs, bought one by one, for {REPLAY_PART:.0%} of the FLOPs of the ladders involved"
     )
-    print("arm's highest rung")
+    print(f"from {len(pairs)} starting pairs of rungs; without top: the {below.sum()} without a highest rung")
     head = ("question", "arm", "full table", "same", "other", "FLOPs", "without top: same", "FLOPs")
     print("{:<10}{:<20}{:<12}{:>7}{:>7}{:>7}{:>19}{:>7}".format(*head))
     row = "{:<10}{:<20}{:<12}{:7.2f}{:7.2f}{:7.2f}{:19.2f}{:7.2f}"
