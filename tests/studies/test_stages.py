@@ -507,7 +507,7 @@ def test_invalid_preset_is_rejected_by_field(tmp_path) -> None:
     path.write_text(text.replace("batch_tokens: 2048", "batch_tokens: 2000"))
     with pytest.raises(UsageError, match=r"batch_tokens.*multiple of the context"):
         load_preset(str(path))
-    path.write_text(text.replace("rungs: [2,", "rungs: [9,"))
+    path.write_text(text.replace("rungs: [3,", "rungs: [9,"))
     with pytest.raises(UsageError, match="rungs"):
         load_preset(str(path))
     path.write_text(text + "colour: blue\n")
