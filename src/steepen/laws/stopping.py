@@ -1,8 +1,9 @@
 """A ladder that is run until its question is decided: when to stop, and which runs to make next.
 
-After every batch there is a look: the table is fitted, every open arm is tested at the level that its look
-may spend (`looks.py`), and the next batch is the cheapest that brings the information to the next look
-(`next_runs.py`). Words, p-values and intervals of a look hold for a ladder that stops there.
+The first batch are cheap rungs, until they tell how large the noise is. After every further batch there is a
+look: the table is fitted, every open arm is tested at the level that its look may spend (`looks.py`), and the
+next batch is the cheapest that brings the information to the next look (`next_runs.py`). Words, p-values and
+intervals of a look hold for a ladder that stops there.
 """
 
 from __future__ import annotations
@@ -20,16 +21,7 @@ from steepen.laws.distributions import Interval
 from steepen.laws.fits.compute_law import FitSettings
 from steepen.laws.ladder import MERGE_TOLERANCE, Ladder, check_ladders
 from steepen.laws.looks import Looks, conditional_power, needed_information
-from steepen.laws.next_runs import (
-    QUESTIONS,
-    Forecast,
-    Offer,
-    OpenArm,
-    Question,
-    Step,
-    effect_size,
-    open_arm,
-)
+from steepen.laws.next_runs import QUESTIONS, Forecast, Offer, OpenArm, Question, Step, effect_size, open_arm
 from steepen.laws.verdict.judge import TableJudge, fit_ladders
 from steepen.laws.verdict.questions import DecisionRule
 from steepen.utils.arrays import Array
