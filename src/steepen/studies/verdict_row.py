@@ -1,6 +1,7 @@
-"""A verdict as one flat row: what tables, pages, terminals, files and frames show of it, in one place.
+"""A verdict as one flat row: what files, frames, and the tables of pages and studies show of it.
 
-A column of all of them is a field of `VerdictRow` and its value in `verdict_row`; the law's are in `LawRow`.
+An answer is a field of `VerdictRow` and its value in `verdict_row`; what the reference has too belongs in
+`LawRow` and `law_rows`. `results.fit.answer_table` chooses what fits in a terminal.
 """
 
 from __future__ import annotations

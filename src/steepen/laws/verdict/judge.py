@@ -306,7 +306,10 @@ class TableJudge:
         return (low, high) if low <= high + 0.01 else None
 
     def multipliers(self, arm: str, reference: str, at: Array, extrapolate: bool) -> list[Multiplier]:
-        """Fitted multipliers at the reference's computes; beyond the ladders only where `extrapolate`."""
+        """The table model's multipliers at the reference's computes, whatever the method of the laws.
+
+        Beyond the ladders only where `extrapolate`.
+        """
         pair = self.names.index(reference), self.names.index(arm)
         base, other = (flops_range(self.ladders[name]) for name in (reference, arm))
         found: list[Multiplier] = []
