@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from steepen.requests.fit import fit
+from steepen import fit
 from steepen.results.fit import ComputeResult
 from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory

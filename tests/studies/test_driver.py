@@ -177,7 +177,8 @@ class Go(Request[None]):
         launcher = LocalLauncher(LaunchContext(root, store, program=(str(TRAINER),)), 2)
         drive(study(), store, launcher, journal=journal)
 
-VERBS["go"] = Verb("go", "__main__:Go", "")
+sys.modules["steepen.requests.go"] = sys.modules["__main__"]
+VERBS["go"] = Verb("go", "go:Go", "")
 sys.exit(main(["go"]))
 '''
 

@@ -117,4 +117,4 @@ def test_study_killed_at_ten_random_moments_gives_the_same_answer(data: Dataset,
     assert entry.status == "finished"
     assert Answer.from_dict(entry.answer).findings == answer.findings
     records = sorted((disturbed / "runs").glob("*/record.json"))
-    assert len(records) == len(set(answer.runs)) == 8
+    assert len(records) == len(set(answer.runs)) == 9
