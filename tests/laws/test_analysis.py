@@ -208,6 +208,15 @@ def test_hold_out_intervals_cover_at_their_confidence() -> None:
     assert hits >= 22
 
 
+def test_planned_laws_have_the_stated_constant_and_multiplier() -> None:
+    plan = LadderPlan(0.002, multiplier=1.2)
+    x = plan.cells().x.copy()
+    assert plan.laws().predict(x)[0, 0] == pytest.approx(1.83 + 1.5 * (plan.flops / 1e18) ** -plan.gamma)
+    x[1] -= np.log(1.2)  # at the bottom, the arm's loss is the reference's at 1.2 times the compute
+    loss = plan.laws().predict(x)[0]
+    assert loss[1, 0] == pytest.approx(loss[0, 0]) and loss[1, -1] < loss[0, -1]
+
+
 @pytest.mark.parametrize("delta_gamma", [0.0010, -0.0010])
 def test_confounding_penalty_of_power_matches_the_verdicts_tolerance(delta_gamma: float) -> None:
     plan = LadderPlan(delta_gamma, noise=1e-5)

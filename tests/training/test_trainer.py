@@ -107,6 +107,7 @@ def test_finished_spec_is_never_trained_twice(
 ) -> None:
     spec, store = make_spec("vanilla", steps=3), RunStore(tmp_path)
     first = train(spec, tiny_data, store, QUIET)
+    assert first.peak_memory_bytes is None  # only a GPU's is known
     monkeypatch.setattr(Optimizer, "step", None)  # a step would now fail
     store.run(spec).lock_file.unlink()
     before = files_of(store.root)
