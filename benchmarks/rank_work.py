@@ -137,7 +137,7 @@ def measure(depth: int, ranks: int, rule: SizeRule, args: Any) -> dict[str, Any]
     rate = NVLINK if ranks <= GPUS_PER_NODE else NETWORK
     micro_batches = -(-rows // size)
     hidden = [share * seconds["compute"] / micro_batches for share in (2 / 3, 1 / 3)]
-    exposed = sum(max(0.0, size / rate - behind) for size, behind in zip(sent, hidden, strict=True))
+    exposed = sum(max(0.0, transfer / rate - behind) for transfer, behind in zip(sent, hidden, strict=True))
     return {
         "arm": args.arm, "depth": depth, "ranks": ranks, "micro_batches": micro_batches,
         "step_ms": 1e3 * seconds["step"], "compute_ms": 1e3 * seconds["compute"],

@@ -33,10 +33,8 @@ OWN_CODE = {
 class AllocationRule(Checked):
     """How many blocks a nominal depth has, and how many go to prelude, core and coda."""
 
-    per_depth: Annotated[int, Range(1, MAX_BLOCKS)] = (
-        1  # blocks per unit of nominal depth (2 makes the 1:64 shapes)
-    )
-    # a fixed number of blocks whatever the depth (width-only ladders)
+    # Blocks per unit of nominal depth (2 makes the 1:64 shapes), or a fixed number (width-only ladders).
+    per_depth: Annotated[int, Range(1, MAX_BLOCKS)] = 1
     blocks: Annotated[int, Range(1, MAX_BLOCKS)] | None = None
     prelude: Blocks | None = None  # fixed sizes of prelude and coda, as in 2/C/3; None divides evenly
     coda: Blocks | None = None
