@@ -53,6 +53,7 @@ def make_steps(depth: int, batch_tokens: int, arm: str, data: str) -> Callable[[
         trainer.network, trainer.optimizer, _ = load_or_init(
             spec, directory.checkpoints, device, trainer.mode, lambda _: None
         )
+        trainer.stage = 0
         trainer._prepare_steps()  # pyright: ignore[reportPrivateUsage]
     rows = spec.batch_sequences, spec.shape.context
     inputs, targets = (torch.randint(0, spec.shape.token_ids, rows, device=device) for _ in range(2))
