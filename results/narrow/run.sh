@@ -25,9 +25,15 @@ study() { # name, then the words of `steepen study`
 step() {
     case $1 in
     rates) study rates replication:rates --arms "$fixed" --rungs 4,6 ;;
-    chain) for arm in vanilla operator-1 untied-2; do
-        study "chain-tuning-mini-$arm" chain-tuning --from-recipe --arms "$arm"
-    done ;;
+    chain) # two arms have only the sweeps that changed most for the others
+        for arm in vanilla operator-1 untied-2; do
+            study "chain-tuning-mini-$arm" chain-tuning --from-recipe --arms "$arm"
+        done
+        for arm in deep-vanilla loop-2; do
+            study "chain-tuning-mini-$arm" chain-tuning --from-recipe --arms "$arm" --part embedding_lr_multiplier \
+                --part head_lr_multiplier --part output_multiplier --part init_scale
+        done
+        ;;
     storage) study authors-storage replication:authors_storage --arms vanilla,operator-1 --rungs 5,6 --seeds 0-3 ;;
     ladder) study ladder ladder --arms "$eight" --seeds 0,1 ;;
     seeds) study ladder-seeds replication:noise --arms "$eight" --rungs 4-7 --seeds 2,3 ;;

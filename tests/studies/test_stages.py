@@ -23,7 +23,8 @@ from steepen.studies.context import StudyContext, starting_arm
 from steepen.studies.design.growth_target import growth_target
 from steepen.studies.design.growth_timing import growth_timing
 from steepen.studies.drift import fit_growth_fraction
-from steepen.studies.preset import PRESETS_DIRECTORY, load_preset
+from steepen.studies.preset import PRESETS_DIRECTORY, SWEEPS, load_preset
+from steepen.studies.registry import STUDIES
 from steepen.studies.stages.chain_tuning import candidates, chain_tuning, replay_chain
 from steepen.studies.stages.fit_recipe import fit_recipe
 from steepen.studies.stages.growth_fraction import _sentence as growth_sentence
@@ -75,6 +76,18 @@ def test_chain_tuning_reaches_the_optimum_in_two_rounds(paper: StudyContext, arm
         if name != "injection_weight" or arm != "vanilla":
             assert tuned[name] == pytest.approx(best, rel=1e-9), name
     assert answer.values[arm]["loss"] == pytest.approx(3.3, abs=1e-9)
+
+
+def test_chain_tuning_of_some_sweeps_changes_only_those(paper: StudyContext) -> None:
+    answer = Formula(separable).answer(
+        chain_tuning(paper, arms=["vanilla"], parts=["output_multiplier", "head_lr_multiplier"])
+    )
+    tuned = answer.values["vanilla"]["hyperparameters"]
+    changed = {name for name, value in tuned.items() if value != getattr(INITIAL, name)}
+    assert changed == {"output_multiplier", "head_lr_multiplier"}
+    assert set(STUDIES["chain-tuning"].parts) == set(SWEEPS)
+    with pytest.raises(UsageError, match=r"names 'momentum', which chain-tuning lacks"):
+        Formula(separable).answer(chain_tuning(paper, parts=["momentum"]))
 
 
 def test_chain_tuning_uses_the_papers_grids(paper: StudyContext) -> None:

@@ -159,7 +159,12 @@ STUDIES: dict[str, StudyEntry] = {
         ),
         StudyEntry(
             "chain-tuning", f"{_PACKAGE}.stages.chain_tuning:chain_tuning",
-            "Stage 1: the best hyperparameters at the base size.", "arms from_recipe", adaptive=True,
+            "Stage 1: the best hyperparameters at the base size.", "arms parts from_recipe", adaptive=True,
+            parts=(
+                "learning_rate", "embedding_lr_multiplier", "head_lr_multiplier", "residual_multiplier",
+                "output_multiplier", "injection_weight", "weight_decay", "embedding_init_std", "init_scale",
+                "schedule", "adam",
+            ),
         ),
         StudyEntry(
             "tpp", f"{_PACKAGE}.stages.tpp:tpp",

@@ -16,6 +16,7 @@ from steepen.studies.cells import Cell, Cells, Plan, Row, measure, run_concurren
 from steepen.studies.context import Arms, StudyContext, find_arms, starting_arm
 from steepen.studies.plotting import line, points
 from steepen.studies.preset import ChainGrid
+from steepen.studies.registry import choose_parts
 from steepen.utils.rows import Rows
 
 SECTION = "Appendix A.4.1, Stage 1: Tune a Base Model"
@@ -82,22 +83,32 @@ class Chain:
     warnings: list[str] = field(default_factory=list[str])
 
 
-def chain_tuning(context: StudyContext, *, arms: Arms = (), from_recipe: bool = False) -> Study:
+def chain_tuning(
+    context: StudyContext, *, arms: Arms = (), parts: Sequence[str] = (), from_recipe: bool = False
+) -> Study:
     """Appendix "Stage 1: Tune a Base Model", with its table "Tuning Grid for Chain Tuning".
 
     From the table's initial values, each sweep changes one hyperparameter (or, for schedule and Adam, one
     discrete setting per run); the best is adopted if it is 1e-3 better than the current loss. Discrete
     settings that help are applied together in the next sweep. A second round repeats all on a √2 grid.
     """
-    chains = yield from tune_arms(context, arms, from_recipe=from_recipe)
+    sweeps = choose_parts("chain-tuning", parts) if parts else ()
+    chains = yield from tune_arms(context, arms, sweeps, from_recipe=from_recipe)
     return chain_answer(context, chains)
 
 
-def tune_arms(context: StudyContext, arms: Arms = (), *, from_recipe: bool = False) -> Work[list[Chain]]:
-    """The finished chain of every arm, all run concurrently; a growing arm is tuned as its starting arm."""
+def tune_arms(
+    context: StudyContext, arms: Arms = (), sweeps: Sequence[str] = (), *, from_recipe: bool = False
+) -> Work[list[Chain]]:
+    """The finished chain of every arm, all run concurrently; a growing arm is tuned as its starting arm.
+
+    Without `sweeps` it has the preset's.
+    """
     chosen = [starting_arm(arm) for arm in find_arms(arms or ("vanilla",))]
     chains = [Chain(arm, context.recipe(arm).base if from_recipe else INITIAL, from_recipe) for arm in chosen]
-    yield from run_concurrently([tune(context, chain, context.preset.grids.chain) for chain in chains])
+    grid = context.preset.grids.chain
+    grid = replace(grid, sweeps=tuple(sweeps or grid.sweeps))
+    yield from run_concurrently([tune(context, chain, grid) for chain in chains])
     return chains
 
 
