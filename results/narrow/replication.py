@@ -149,12 +149,18 @@ def _optimum(found: Losses) -> float:
 
 
 def recheck(
-    context: StudyContext, *, arms: Sequence[str] = (), rungs: Sequence[int] = (), seeds: Sequence[int] = (0,)
+    context: StudyContext,
+    *,
+    arms: Sequence[str] = (),
+    rungs: Sequence[int] = (),
+    seeds: Sequence[int] = (0,),
+    wide: bool = False,
 ) -> Study:
-    """Is the recipe's rate the best at these rungs? Ladder runs at 1/√2, 1 and √2 times it."""
+    """Is the recipe's rate the best at these rungs? Ladder runs at 1/√2, 1 and √2 times it (`wide`: ½, 2 too)."""
+    powers = (-2, -1, 0, 1, 2) if wide else (-1, 0, 1)
     plans: list[Plan] = []
     for arm, depth, run in _ladder(context, arms, rungs or context.preset.rungs[-1:]):
-        for power in (-1, 0, 1):
+        for power in powers:
             rate = _rate(context, arm, depth, power)
             changed = replace(run, hyperparameters=replace(run.hyperparameters, learning_rate=rate))
             varied = {"arm": arm.name, "depth": depth, "rate": rate, "power": power}
@@ -165,9 +171,11 @@ def recheck(
         found: Losses = {}
         for cell in own:
             found.setdefault(cell["power"], []).append(cell.loss)
-        losses = [_mean(found[power]) for power in (-1, 0, 1)]
-        rows.append((name, depth, own[0]["rate"] * math.sqrt(2), *losses, 2 ** (_optimum(found) / 2)))
-    header = ("arm", "depth", "rate", "loss at 1/√2", "loss", "loss at √2", "optimum ÷ rate")
+        losses = [_mean(found[power]) for power in powers]
+        rate = next(cell["rate"] for cell in own if cell["power"] == 0)
+        rows.append((name, depth, rate, *losses, 2 ** (_optimum(found) / 2)))
+    named = ["loss at ½", "loss at 1/√2", "loss", "loss at √2", "loss at 2"]
+    header = ("arm", "depth", "rate", *(named[2 + power] for power in powers), "optimum ÷ rate")
     return Answer(
         study="recheck",
         question="Does the learning-rate rule hold at the top rungs?",
