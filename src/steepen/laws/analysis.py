@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from itertools import combinations
 from typing import Any, Literal
 
@@ -183,7 +184,7 @@ class LadderAnalysis:
     """The laws by each method, a verdict and multipliers for each arm, scored hold-outs and warnings.
 
     `pairs` are the verdicts of every pair of arms, where they were asked for. `left_out` are runs that took
-    part in nothing. `e_sweep` says what hangs on E.
+    part in nothing.
     """
 
     request: AnalysisRequest
@@ -196,9 +197,13 @@ class LadderAnalysis:
     lack_of_fit: float
     seed_noise: tuple[tuple[float, float], ...]  # compute and SD of a seed; empty without replicates
     p_shared_irreducible_loss: float | None
-    e_sweep: tuple[SweptE, ...]
     warnings: tuple[str, ...]
     judge: TableJudge
+
+    @cached_property
+    def e_sweep(self) -> tuple[SweptE, ...]:
+        """What hangs on E; five more fits, half the time of an analysis, so made only for those who ask."""
+        return _sweep_e(self.judge, list(self.verdicts), self.request.adjust)
 
     @property
     def primary_fit(self) -> ComputeFit:
@@ -275,8 +280,8 @@ def analyse(
         tuple(judged[len(others) :]),
         {name: tuple(_multipliers(judge, fits, name, request)) for name in others},
         score_hold_outs(primary, held_out, judge), judge.outliers, judge.tau, _seed_noise(judge),
-        judge.p_one_e, _sweep_e(judge, others, request.adjust),
-        (*short, *not_fitted, *collect_warnings(given, judge, primary, request.unit)), judge,
+        judge.p_one_e, (*short, *not_fitted, *collect_warnings(given, judge, primary, request.unit)),
+        judge,
     )  # fmt: skip
 
 
