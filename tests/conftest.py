@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
@@ -32,7 +33,17 @@ settings.load_profile("no-deadline")
 if not torch.cuda.is_available():  # run Triton kernels on its interpreter
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Only a power cut shows whether a file was synced, and no test cuts the power. A training run of a quarter of
+# a second syncs ten times, and waits for the disk. The processes that tests start and kill do sync.
+os.fsync = lambda fd: None
+
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported out of garbage collections, each of which would go through 600,000 objects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
