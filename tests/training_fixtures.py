@@ -20,6 +20,7 @@ from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.spec import DataConfig, RunSpec
 from steepen.runs.store import RunStore, read_metrics
 from steepen.training import checkpoint as checkpoints
+from steepen.training.run import train
 from steepen.training.train_options import TrainOptions
 
 SCALE = SizeRule(aspect=16, head_dim=16, mlp_multiple=16, context=32, vocabulary=384)
@@ -59,6 +60,21 @@ def make_spec(tiny_data: Dataset) -> Callable[..., RunSpec]:
         return replace(spec, **changes)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def whole_run(tiny_data: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Callable[[RunSpec], RunStore]:
+    """The store of an uninterrupted run with the options QUIET, trained once per process: only to read."""
+    stores: dict[str, RunStore] = {}
+
+    def store_of(spec: RunSpec) -> RunStore:
+        if spec.hash not in stores:
+            store = RunStore(tmp_path_factory.mktemp("whole"))
+            train(spec, tiny_data, store, QUIET)
+            stores[spec.hash] = store
+        return stores[spec.hash]
+
+    return store_of
 
 
 def final_state(store: RunStore, spec: RunSpec) -> dict[str, torch.Tensor]:

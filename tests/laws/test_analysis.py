@@ -178,6 +178,18 @@ def test_multipliers_are_extrapolated_only_on_request() -> None:
     assert beyond.method == "fitted (joint)"
 
 
+@pytest.mark.parametrize(("budget", "extrapolate"), [(None, True), (1.5e18, False), (1e25, True)])
+def test_budget_has_a_multiplier_only_where_laws_are_extrapolated(
+    budget: float | None, extrapolate: bool
+) -> None:
+    request = AnalysisRequest("vanilla", draws=100, budget=budget, extrapolate=extrapolate)
+    found = analyse(pair(1e-3), request).multipliers["grow"]
+    for method in ("fitted (joint)", "fitted (paper)"):
+        computes = {one.flops for one in found if one.method == method}
+        assert len(computes & set(FLOPS)) >= 7, method
+        assert computes - set(FLOPS) == ({budget} if budget and extrapolate else set()), method
+
+
 def test_held_out_run_is_scored_in_loss_sigma_and_compute() -> None:
     kept, held = split_hold_outs(pair(1e-3), [HoldOut("", "grow", 9e19)])
     assert (len(kept["grow"].flops), len(kept["vanilla"].flops)) == (7, 8)
@@ -327,9 +339,10 @@ def test_random_tables_give_an_analysis_or_a_usage_error() -> None:
         try:
             with np.errstate(all="raise", under="ignore"):
                 report = analyse(ladders, AnalysisRequest("r", draws=100, budget=1e27, extrapolate=True))
+                found = report.to_dict()
         except SteepenError:
             return
-        json.loads(to_json(report.to_dict()))
+        json.loads(to_json(found))
         assert all(verdict.summary() for verdict in report.verdicts.values())
 
     check()

@@ -147,6 +147,15 @@ def test_looped_law_from_a_table_with_other_names(tmp_path: Path) -> None:
         looped(columns, reference="x")
 
 
+def test_parameters_of_a_looped_law_may_all_be_in_the_loop() -> None:
+    rows = [(0.0, n, k, d, law(k**0.5 * n, d)) for n, d in GRID for k in (1, 2)]
+    names = ("n_once", "n_rec", "passes", "tokens", "loss")
+    columns: Rows = {name: [row[i] for row in rows] for i, name in enumerate(names)}
+    assert looped(columns, draws=100).table_fit.first.fit.phi == pytest.approx(0.5, abs=1e-3)
+    with pytest.raises(UsageError, match="row 1: n_once and n_rec must be parameter counts"):
+        looped(columns | {"n_rec": [0.0, *columns["n_rec"][1:]]})
+
+
 def sweeps(arms: dict[str, float], noise: float = 5e-4, seed: int = 0, per_sweep: int = 7) -> Rows:
     """Sweeps of N at four budgets for arms that need m times less compute."""
     rng = np.random.default_rng(seed)

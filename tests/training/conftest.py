@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from training_fixtures import make_spec, tiny_data
+from training_fixtures import make_spec, tiny_data, whole_run
 
-__all__ = ["make_spec", "tiny_data"]
+__all__ = ["make_spec", "tiny_data", "whole_run"]

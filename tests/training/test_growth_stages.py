@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -27,6 +27,7 @@ from steepen.training.train_options import TrainOptions
 from training_fixtures import QUIET, assert_same_result
 
 MakeSpec = Callable[..., RunSpec]
+WholeRun = Callable[[RunSpec], RunStore]
 GROWTH = {  # steps 0 to 11; the data's rows have 32 tokens
     "passes": "untied-2+passes=2-3-4@0.25-0.6",
     "blocks": "vanilla+blocks=0-1-all@0.25-0.6",
@@ -51,13 +52,13 @@ def make(make_spec: MakeSpec, case: str, **changes: Any) -> RunSpec:
 
 @pytest.mark.parametrize("case", GROWTH)
 def test_a_run_killed_across_every_stage_ends_with_the_same_weights(
-    case: str, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    case: str, make_spec: MakeSpec, whole_run: WholeRun, tiny_data: Dataset, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     spec = make(make_spec, case)
     if case in ("width", "experts", "copies of experts", "all"):
         spec = replace(spec, optimizer=replace(spec.optimizer, growth_state="copy"))
-    whole, broken = RunStore(tmp_path / "whole"), RunStore(tmp_path / "broken")
-    train(spec, tiny_data, whole, QUIET)
+    broken = RunStore(tmp_path / "broken")
     starts = [start for start, _ in spec.networks[1:]]
     left = sorted({step for start in starts for step in (start - 1, start, start + 2)})
 
@@ -75,15 +76,13 @@ def test_a_run_killed_across_every_stage_ends_with_the_same_weights(
             with pytest.raises(Killed):
                 train(spec, tiny_data, broken, QUIET)
     train(spec, tiny_data, broken, QUIET)
-    assert_same_result(whole, broken, spec)
+    assert_same_result(whole_run(spec), broken, spec)
 
 
 @pytest.mark.parametrize("case", GROWTH)
-def test_the_jump_of_the_loss_is_logged(
-    case: str, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
-) -> None:
-    spec, store = make(make_spec, case), RunStore(tmp_path)
-    train(spec, tiny_data, store, QUIET)
+def test_the_jump_of_the_loss_is_logged(case: str, make_spec: MakeSpec, whole_run: WholeRun) -> None:
+    spec = make(make_spec, case)
+    store = whole_run(spec)
     lines = [line for line in read_metrics(store.run(spec).metrics_file) if "growth_loss_after" in line]
     assert [line["step"] for line in lines] == [start for start, _ in spec.networks[1:]]
     jumps = [line["growth_loss_after"] - line["growth_loss_before"] for line in lines]
@@ -98,21 +97,24 @@ def train_all(world: World, specs: list[RunSpec], data: Dataset, store: Path, op
         train(spec, data, RunStore(store), options, world=world)
 
 
-@pytest.mark.parametrize("shard", ["optimizer", "full"])
-def test_two_ranks_grow_as_one(shard: Any, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path) -> None:
+def test_two_ranks_grow_as_one(make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path) -> None:
     copied = OptimizerConfig(growth_state="copy")
     cases = ["blocks", "width", "context", "experts", "copies of experts", "all"]
-    specs = [make(make_spec, case, optimizer=copied) for case in cases]
-    options = TrainOptions(device="cpu", quiet=True, micro_batch=2, fused=False, shard=shard)
+    specs = [make(make_spec, case, steps=8, optimizer=copied) for case in cases]
+    options = TrainOptions(device="cpu", quiet=True, micro_batch=2, fused=False)
     train_all(World(), specs, tiny_data, tmp_path / "one", options)
-    on_ranks(2, train_all, specs, tiny_data, tmp_path / "two", options)
+    shards: list[Literal["optimizer", "full"]] = ["optimizer", "full"]
+    for shard in shards:
+        on_ranks(2, train_all, specs, tiny_data, tmp_path / shard, replace(options, shard=shard))
     for spec in specs:
-        found: list[list[float]] = []
-        for name in ("one", "two"):
+        found: dict[str, list[float]] = {}
+        for name in ("one", *shards):
             lines = read_metrics(RunStore(tmp_path / name).run(spec).metrics_file)
             keys = ("loss", "growth_loss_before", "growth_loss_after")
-            found.append([line[key] for line in lines for key in keys if key in line])
-        assert found[0] == pytest.approx(found[1], abs=1e-6), spec.arm.name
+            found[name] = [line[key] for line in lines for key in keys if key in line]
+        assert len(found["one"]) == 8 + 2 * (len(spec.networks) - 1)
+        for shard in shards:
+            assert found[shard] == pytest.approx(found["one"], abs=1e-6), (spec.arm.name, shard)
 
 
 @pytest.mark.parametrize("case", GROWTH)

@@ -28,6 +28,7 @@ from steepen.utils.json_io import with_checksum, write_json
 from training_fixtures import QUIET, assert_same_result
 
 MakeSpec = Callable[..., RunSpec]
+WholeRun = Callable[[RunSpec], RunStore]
 
 
 def sweep(
@@ -49,17 +50,16 @@ def kept_steps(store: RunStore, spec: RunSpec) -> list[int]:
 
 @pytest.mark.parametrize("arm", ["operator-1", "untied-grow"])
 def test_a_branch_equals_the_run_trained_alone(
-    arm: str, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
+    arm: str, make_spec: MakeSpec, whole_run: WholeRun, tiny_data: Dataset, tmp_path: Path
 ) -> None:
     specs = sweep(make_spec, arm)
-    together, alone = RunStore(tmp_path / "together"), RunStore(tmp_path / "alone")
+    together = RunStore(tmp_path / "together")
     assert share(together, specs) == specs[1:]
     points = [spec.branch_point for spec in specs]
     assert points == ([15, 10, 6] if arm == "operator-1" else [10, 7, 4])  # untied-grow: where it grows
     records = [train(spec, tiny_data, together, QUIET) for spec in specs]
     for spec in specs:
-        train(spec, tiny_data, alone, QUIET)
-        assert_same_result(together, alone, spec)
+        assert_same_result(together, whole_run(spec), spec)
     first, *others = records
     assert (first.trunk, first.trunk_steps, first.spent_flops) == ("", 0, first.flops)
     for record, point in zip(others, points[1:], strict=True):
@@ -87,10 +87,11 @@ def test_the_trunk_keeps_its_branch_points_until_every_branch_has_finished(
 
 @pytest.mark.parametrize("stop", [1, 5, 8, 13])
 def test_a_trunk_and_a_branch_that_were_killed_resume_to_the_same_bits(
-    stop: int, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    stop: int, make_spec: MakeSpec, whole_run: WholeRun, tiny_data: Dataset, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     specs = sweep(make_spec, "untied-grow")
-    broken, alone = RunStore(tmp_path / "broken"), RunStore(tmp_path / "alone")
+    broken = RunStore(tmp_path / "broken")
     share(broken, specs)
     for spec in specs:
         with monkeypatch.context() as patch:
@@ -98,8 +99,7 @@ def test_a_trunk_and_a_branch_that_were_killed_resume_to_the_same_bits(
             with contextlib.suppress(Interrupted):
                 train(spec, tiny_data, broken, QUIET)
         train(spec, tiny_data, broken, QUIET)
-        train(spec, tiny_data, alone, QUIET)
-        assert_same_result(broken, alone, spec)
+        assert_same_result(broken, whole_run(spec), spec)
     second = broken.record(specs[1])
     assert second is not None and second.trunk == specs[0].hash and second.trunk_steps == 7
 
