@@ -34,14 +34,6 @@ def test_identity_of_the_corpus_is_pinned() -> None:
     assert description["bytes"] == {"speeches": 12_185_751, "documentation": 8_707_958}
 
 
-def test_former_name_is_accepted(tmp_path: Path) -> None:
-    names = ("builtin:speeches", "embedded:speeches")
-    requests = [PrepareRequest((name,), tokenizer="bpe:300", max_tokens=20_000) for name in names]
-    found = [prepare(request, tmp_path / str(place)) for place, request in enumerate(requests)]
-    assert found[0].identity == found[1].identity
-    assert found[1].manifest.source["name"] == "builtin:speeches"
-
-
 def test_shipped_tokenizer_is_what_training_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     train = Tokenizer.train

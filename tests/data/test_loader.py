@@ -331,7 +331,7 @@ def test_closing_early_stops_the_thread(dataset: Dataset) -> None:
         for step, _, _ in prefetcher:
             if step == 2:
                 break
-    assert not [thread for thread in threading.enumerate() if thread.name == "steepen-prefetch"]
+    assert not [each for each in threading.enumerate() if each.name.startswith("steepen-prefetch")]
 
 
 def test_prefetcher_rejects_more_steps_than_there_are(dataset: Dataset) -> None:

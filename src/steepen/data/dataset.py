@@ -39,10 +39,10 @@ MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 VAL_SOURCES = "sources_val.bin"
 FORMAT = "steepen-data-2"
-FORMER_FORMAT = "steepen-data-1"  # <|endoftext|> after each document, and no record of where it ends
 SPLITS = ("train", "val")
 _ABOUT = ("format", "identity", CHECKSUM)  # fields of the file that are not the manifest's own
 PAD_TO = 128
+VERIFIED_AT_ONCE = 1 << 24  # ids, which bounds the temporary memory
 MAX_IDS = 1 << 32  # of a tokenizer: uint32 holds no more
 _SHARD_NAME = re.compile(r"(train|val)_\d+\.bin")  # in the manifest's own directory
 ENDS = np.dtype("<i8")  # an entry of documents_SPLIT.bin
@@ -79,7 +79,7 @@ class SplitRecord:
     documents: int
     tokens: int
     documents_sha256: str
-    blocks_sha256: str = ""  # of the file with the blocks' checksums; empty: prepared by an earlier version
+    blocks_sha256: str
 
 
 @dataclass(frozen=True)
@@ -169,11 +169,6 @@ class Manifest:
         path = directory / MANIFEST
         try:
             stored = cast("dict[str, Any]", read_json(path))
-            if stored["format"] == FORMER_FORMAT:
-                raise SteepenError(
-                    f"{directory} was prepared by an older version of steepen; delete it and prepare it "
-                    f"again with `{_command(stored, directory)}`."
-                )
             if stored["format"] != FORMAT:
                 raise SteepenError(f"{path} has format {stored['format']!r}; this version reads {FORMAT!r}.")
             facts = {key: value for key, value in stored.items() if key not in _ABOUT}
@@ -192,19 +187,6 @@ class Manifest:
         except ValueError as error:
             raise SteepenError(f"{path} was altered: {error}; prepare it again.") from None
         return manifest
-
-
-def _command(stored: dict[str, Any], directory: Path) -> str:
-    """The command that prepares the source of a manifest again."""
-    source, request = stored["source"], stored["request"]
-    name = str(source["name"])
-    words = ["steepen data prepare", "SOURCE" if "…" in name else name, f"--out {directory}"]
-    for option, default in (("tokenizer", "gpt2"), ("val_tokens", None), ("max_tokens", None)):
-        if request.get(option, default) != default:
-            words.append(f"--{option.replace('_', '-')} {request[option]}")
-    if "validation" in source:
-        words.append(f"--val-source {source['validation']['name']}")
-    return " ".join(words)
 
 
 class Dataset:
@@ -269,8 +251,7 @@ class Dataset:
         if split not in SPLITS:
             raise UsageError(f"unknown split {split!r}; accepted are {', '.join(SPLITS)}.")
         if split not in self._streams:
-            checksum = self.manifest.splits[split].blocks_sha256
-            sums = read_block_sums(self.directory, split, checksum) if checksum else None
+            sums = read_block_sums(self.directory, split, self.manifest.splits[split].blocks_sha256)
             self._streams[split] = TokenStream(self.manifest.shards_of(self.directory, split), sums)
         return self._streams[split]
 
@@ -316,35 +297,20 @@ class Dataset:
 
         Raises on the first mismatch, naming the file. `progress(file, bytes)` is called after each shard.
         """
-        tokenizer = self.tokenizer()
-        files = {record.file: record.sha256 for record in self.manifest.shards}
         for split, record in self.manifest.splits.items():
             path = documents_file(self.directory, split)
             self._check_document_ends(split)
             ends = self.document_ends(split)
             if split == "val" and self.manifest.sources:
                 self.val_sources()
-            if record.blocks_sha256:
-                read_block_sums(self.directory, split, record.blocks_sha256)
+            read_block_sums(self.directory, split, record.blocks_sha256)
+            starts = np.concatenate([[0], ends])[:-1]  # a document begins where the one before it ends
             position = documents = 0  # tokens and documents read
             for shard in self.manifest.shards_of(self.directory, split):
-                shard.check()
-                if sha256_of_file(shard.path) != files[shard.path.name]:
-                    raise altered(shard.path)
-                ids = shard.memory_map()
-                for start in range(0, len(ids), 1 << 24):
-                    chunk = ids[start : start + (1 << 24)]
-                    if int(chunk.max()) >= tokenizer.size:
-                        raise SteepenError(
-                            f"shard {shard.path} has ids beyond the tokenizer's {tokenizer.size:,}."
-                        )
-                    begins = np.flatnonzero(chunk == tokenizer.end_of_text) + position
-                    position += len(chunk)
-                    numbers = np.arange(documents, min(documents + len(begins), record.documents))
-                    documents += len(begins)
-                    # A document begins where the one before it ends.
-                    if not np.array_equal(begins, np.where(numbers > 0, ends[numbers - 1], 0)):
-                        raise SteepenError(f"{path} does not match the documents in {shard.path}.")
+                begins = self._verify_shard(shard) + position
+                if not np.array_equal(begins, starts[documents : documents + len(begins)]):
+                    raise SteepenError(f"{path} does not match the documents in {shard.path}.")
+                position, documents = position + shard.tokens, documents + len(begins)
                 if progress:
                     progress(shard.path.name, shard.path.stat().st_size)
             if documents != record.documents or (documents and ends[-1] != position):
@@ -352,3 +318,17 @@ class Dataset:
                     f"{self.directory} has {documents:,} documents in {split}, "
                     f"its manifest says {record.documents:,}; prepare it again."
                 )
+
+    def _verify_shard(self, shard: Shard) -> npt.NDArray[np.int64]:
+        """Check the bytes and ids of a shard; returns the positions in it at which documents begin."""
+        tokenizer = self.tokenizer()
+        shard.check()
+        if sha256_of_file(shard.path) != shard.sha256:
+            raise altered(shard.path)
+        ids, begins = shard.memory_map(), [np.zeros(0, np.int64)]
+        for start in range(0, len(ids), VERIFIED_AT_ONCE):
+            chunk = ids[start : start + VERIFIED_AT_ONCE]
+            if int(chunk.max()) >= tokenizer.size:
+                raise SteepenError(f"shard {shard.path} has ids beyond the tokenizer's {tokenizer.size:,}.")
+            begins.append(np.flatnonzero(chunk == tokenizer.end_of_text) + start)
+        return np.concatenate(begins)

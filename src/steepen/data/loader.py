@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from types import TracebackType
+from itertools import islice
 from typing import TYPE_CHECKING, Self, get_args
 
 import numpy as np
@@ -164,25 +164,19 @@ class Prefetcher:
 
         self._batches = batches
         self._device = torch.device(device)
-        self._stop_step = batches.steps if stop_step is None else stop_step
-        batches.require_steps(self._stop_step)
+        stop_step = batches.steps if stop_step is None else stop_step
+        batches.require_steps(stop_step)
         self._first, self._last = batches.row_range(rank, world_size)
-        self._ready: queue.Queue[Item | BaseException | None] = queue.Queue(maxsize=max(1, queue_size))
-        self._closing = threading.Event()
-        self._thread = threading.Thread(
-            target=self._work, args=(start_step,), name="steepen-prefetch", daemon=True
-        )
-        self._thread.start()
+        self._steps = iter(range(start_step, stop_step))
+        # One thread: steps are read in order, and an error is raised at the step that has it.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="steepen-prefetch")
+        self._ready: deque[Future[Item]] = deque()
+        self._read_ahead(queue_size)
 
     def __iter__(self) -> Iterator[Item]:
-        while not self._closing.is_set():
-            item = self._ready.get()
-            if item is None or isinstance(item, BaseException):
-                self.close()
-                if item is not None:
-                    raise item
-                return
-            step, inputs, targets = item
+        while self._ready:
+            step, inputs, targets = self._ready.popleft().result()
+            self._read_ahead(1)
             yield (
                 step,
                 inputs.to(self._device, non_blocking=True),
@@ -191,42 +185,22 @@ class Prefetcher:
 
     def close(self) -> None:
         """Stop the thread. There is no state to save: the position is the caller's step number."""
-        self._closing.set()
-        while True:  # empty the queue, so that a blocked put() returns and the thread sees the flag
-            try:
-                self._ready.get_nowait()
-            except queue.Empty:
-                break
-        self._thread.join(timeout=10)
+        self._ready.clear()
+        self._thread.shutdown(cancel_futures=True)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _work(self, step: int) -> None:
+    def _read_ahead(self, count: int) -> None:
+        self._ready.extend(self._thread.submit(self._read, step) for step in islice(self._steps, count))
+
+    def _read(self, step: int) -> Item:
         import torch
 
-        try:
-            while step < self._stop_step and not self._closing.is_set():
-                pair = [
-                    torch.from_numpy(ids) for ids in self._batches.batch_rows(step, self._first, self._last)
-                ]
-                if self._device.type == "cuda":
-                    pair = [ids.pin_memory() for ids in pair]
-                self._put((step, pair[0], pair[1]))
-                step += 1
-            self._put(None)
-        except BaseException as error:  # passed to the consumer, which raises it in its own thread
-            self._put(error)
-
-    def _put(self, item: Item | BaseException | None) -> None:
-        while not self._closing.is_set():
-            try:
-                self._ready.put(item, timeout=0.1)
-                return
-            except queue.Full:
-                continue
+        inputs, targets = map(torch.from_numpy, self._batches.batch_rows(step, self._first, self._last))
+        if self._device.type == "cuda":
+            return step, inputs.pin_memory(), targets.pin_memory()
+        return step, inputs, targets

@@ -93,24 +93,21 @@ class TokenStream:
 
     Ids are read with `pread`, not through a memory map: a shard that is truncated while it is in use gives
     an error, not SIGBUS. Every block of a shard is compared with its checksum when it is first read, and
-    again after the file has changed, so what is returned is what the checksums say; without `sums` (data
-    prepared by an earlier version) a block is a whole shard.
+    again after the file has changed, so what is returned is what the checksums (`sums`) say.
     """
 
-    def __init__(self, shards: Sequence[Shard], sums: npt.NDArray[np.uint64] | None = None) -> None:
+    def __init__(self, shards: Sequence[Shard], sums: npt.NDArray[np.uint64]) -> None:
         self._shards = [shard for shard in shards if shard.tokens]
         self._starts = np.cumsum([0, *(shard.tokens for shard in self._shards)])
         self._offsets: list[int] = self._starts.tolist()
         self._files: dict[int, FileIO] = {}
         self._versions: dict[int, tuple[int, ...] | None] = {}  # of each shard when its blocks were checked
         self._sums = sums
-        longest = max((shard.tokens for shard in self._shards), default=1)
-        self._block = longest if sums is None else BLOCK_TOKENS
-        counts = [-(-shard.tokens // self._block) for shard in self._shards]
+        counts = [-(-shard.tokens // BLOCK_TOKENS) for shard in self._shards]
         self._first_blocks = np.cumsum([0, *counts])
         self._unchecked = np.ones(int(self._first_blocks[-1]), bool)
         self._left = len(self._unchecked)
-        if sums is not None and len(sums) != self._left:
+        if len(sums) != self._left:
             raise SteepenError(f"there are {len(sums):,} checksums for {self._left:,} blocks of tokens.")
 
     def __len__(self) -> int:
@@ -220,15 +217,11 @@ class TokenStream:
             if shard not in self._versions:
                 self._has_changed(shard)
             path = self._shards[shard].path
-            if self._sums is None:
-                good = self._shards[shard].sha256 in ("", sha256_of_file(path))
-            else:
-                first_id = (block - int(self._first_blocks[shard])) * self._block
-                count = min(self._block, self._shards[shard].tokens - first_id)
-                content = np.empty(count * self.dtype.itemsize, np.uint8)
-                self._read_bytes(shard, first_id * self.dtype.itemsize, content)
-                good = block_sum(content.data) == int(self._sums[block])
-            if not good:
+            first_id = (block - int(self._first_blocks[shard])) * BLOCK_TOKENS
+            count = min(BLOCK_TOKENS, self._shards[shard].tokens - first_id)
+            content = np.empty(count * self.dtype.itemsize, np.uint8)
+            self._read_bytes(shard, first_id * self.dtype.itemsize, content)
+            if block_sum(content.data) != int(self._sums[block]):
                 raise SteepenError(
                     f"shard {path} was altered: its content does not match its checksum; check the data with "
                     f"`steepen data verify {path.parent}`, then restore it or prepare it again."
@@ -239,7 +232,7 @@ class TokenStream:
 
     def _blocks_at(self, positions: Int64s) -> Int64s:
         shards = np.searchsorted(self._starts, positions, side="right") - 1
-        return self._first_blocks[shards] + (positions - self._starts[shards]) // self._block
+        return self._first_blocks[shards] + (positions - self._starts[shards]) // BLOCK_TOKENS
 
 
 def block_sum(content: memoryview | bytes) -> int:

@@ -19,7 +19,6 @@ from steepen.data.sources.source import Part, Source, document_hash
 from steepen.data.tokenizer import Tokenizer
 from steepen.errors import SteepenError, UsageError
 
-NAMES = ("builtin", "embedded")  # the second is the former name
 PARTS = ("speeches", "documentation")
 # SHA-256 of the document hashes in order: the identity of the whole corpus and of each part.
 SHA256 = {

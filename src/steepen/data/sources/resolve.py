@@ -101,7 +101,7 @@ def resolve_source(
         )
     first = names[0]
     name, _, config = first.partition(":") if isinstance(first, str) else ("", "", "")
-    if name in builtin.NAMES:
+    if name == "builtin":
         found = partial(builtin.builtin_source, config)
     elif name in hub.REPOSITORIES:
         found = partial(hub.hub_source, name, config, options, endpoint=endpoint, staging=staging, log=log)
