@@ -30,28 +30,26 @@ from steepen.utils.json_io import with_checksum, write_json
 
 
 def test_run_directory_gives_the_network_of_the_record(trained: Path, dataset: Dataset) -> None:
-    run = load(trained, data=dataset.directory, device="cpu")
+    run = load(trained, device="cpu")
     assert run.record is not None and run.spec == run.record.spec
     assert run.checkpoint.is_final and run.passes == 4
     validation = ValidationSet(dataset, run.spec.shape.context, run.spec.validation_tokens)
     loss = validate(run.network, validation, run.passes).loss
     assert loss == pytest.approx(run.record.validation_loss, abs=1e-6)
-    assert run.tokenizer is not None and run.tokenizer.size == dataset.vocabulary
+    assert run.tokenizer.size == dataset.vocabulary
 
 
 def test_run_directory_has_its_tokenizer(trained: Path, dataset: Dataset, tmp_path: Path) -> None:
     run = load(trained, device="cpu")
-    assert run.tokenizer is not None
     assert run.tokenizer.identity == dataset.manifest.tokenizer.sha256
     text = "the cat sat under a tree"
     assert run.tokenizer.encode(text) == dataset.tokenizer().encode(text)
-    # A run of an earlier version has none, unless data is given.
     copy = Path(shutil.copytree(trained, tmp_path / trained.name))
     file = copy / "tokenizer.json"
     kept = json.loads(file.read_text())
     file.unlink()
-    assert load(copy, device="cpu").tokenizer is None
-    assert load(copy, data=dataset, device="cpu").tokenizer is not None
+    with pytest.raises(SteepenError, match=r"has no tokenizer\.json"):
+        load(copy, device="cpu")
     for damage, says in {
         "{": "not the tokenizer of a run",
         json.dumps({**kept, "format": "other"}): "has format 'other'",
@@ -72,7 +70,7 @@ def test_gpt2_tokenizer_is_kept_by_name(tmp_path: Path) -> None:
     write_run_tokenizer(data.tokenizer(), file)
     assert file.stat().st_size < 1000
     found = load_run_tokenizer(file)
-    assert found is not None and found.tokens == gpt2.tokens
+    assert found.tokens == gpt2.tokens
     assert run_tokenizer_identity(file) == gpt2.identity
 
 

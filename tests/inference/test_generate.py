@@ -17,7 +17,6 @@ from steepen.data import Tokenizer
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.load import load
 from steepen.inference.decoding import Chooser, Sampling, continue_text, continue_tokens
-from steepen.inference.generate import generate
 from steepen.inference.kv_cache import KVCache, supports_cache
 from steepen.model.arms import ARMS
 from steepen.model.network import Network
@@ -174,7 +173,11 @@ def test_custom_blocks_without_a_cache_argument_are_computed_without_one(
 def test_text_from_python_and_the_command_line(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pieces: list[str] = []
     text = steepen.generate(trained, "the cat", max_tokens=12, device="cpu")
-    generate(trained, "the cat", max_tokens=12, device="cpu", on_text=lambda row, piece: pieces.append(piece))
+    run = load(trained, device="cpu")
+    continue_text(
+        run.network, run.tokenizer, ["the cat"], 12, passes=run.passes,
+        on_text=lambda row, piece: pieces.append(piece),
+    )  # fmt: skip
     assert len(text) == 1 and text[0] == "".join(pieces)
     words = ["generate", str(trained), "--device", "cpu", "--max-tokens", "12"]
     assert main([*words, "--prompt", "the cat"]) == 0

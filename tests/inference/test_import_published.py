@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import steepen
 from steepen.data.prepare import PrepareRequest, prepare
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.load import load
-from steepen.inference.generate import generate
 from steepen.inference.import_model import import_model
 from steepen.model.shape import BlockAllocation
 from steepen.requests.app import main
@@ -202,7 +202,7 @@ def test_the_run_has_the_published_record_and_can_be_used(
     hyper = run.spec.hyperparameters
     assert hyper.embedding_lr_multiplier == pytest.approx(0.32) and hyper.residual_multiplier == 0.25
     assert [row.status for row in RunStore(tmp_path / "runs").rows()] == ["finished"]
-    texts = generate(run, ["The law", "of"], max_tokens=3, passes=3)
+    texts = steepen.generate(run, ["The law", "of"], max_tokens=3, passes=3)
     assert len(texts) == 2
     (tmp_path / "text.txt").write_text(
         "<|endoftext|>".join(f"the {n}th law of the loss falls" for n in range(99))

@@ -81,7 +81,7 @@ class Doubled(TransformerBlock):
 @torch.no_grad()
 def log_likelihoods(run: LoadedRun, items: list[dict[str, Any]]) -> list[list[float]]:
     """Of each choice of each item, by steepen's own network."""
-    tokenizer = run.require_tokenizer()
+    tokenizer = run.tokenizer
     found: list[list[float]] = []
     for item in items:
         start = [tokenizer.end_of_text, *tokenizer.encode(item["query"])]

@@ -46,7 +46,7 @@ def test_export_and_import_carry_the_tokenizer_of_the_data(
     store = RunStore(tmp_path / "runs")
     train(spec, data, store, TrainOptions(device="cpu", quiet=True))
     run = load(store.run(spec).path, device="cpu")
-    kept = run.require_tokenizer()
+    kept = run.tokenizer
     assert kept.identity == data.tokenizer().identity
 
     folder = tmp_path / "export"
@@ -58,5 +58,5 @@ def test_export_and_import_carry_the_tokenizer_of_the_data(
         assert loaded(text)["input_ids"] == [0, *library.encode(text).ids] == [0, *kept.encode(text)]
         assert loaded.decode(kept.encode(text)) == text
     again = load(import_model(folder, tmp_path / "imported").path, device="cpu")
-    assert again.require_tokenizer().identity == kept.identity
+    assert again.tokenizer.identity == kept.identity
     assert steepen.generate(store.run(spec).path, "document", max_tokens=5, device="cpu")

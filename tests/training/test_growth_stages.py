@@ -166,11 +166,11 @@ def test_checkpoints_of_every_stage_are_loaded_as_they_are(
 ) -> None:
     spec, store = make(make_spec, case), RunStore(tmp_path)
     record = train(spec, tiny_data, store, replace(QUIET, keep_every=1))
-    last = load(store.run(spec).path, data=tiny_data, device="cpu")
+    last = load(store.run(spec).path, device="cpu")
     assert last.network.shape == spec.shape
     assert record.parameters.stored == sum(p.numel() for p in last.network.parameters())
     start, network = spec.networks[1]
-    before = load(store.run(spec).checkpoints / f"{start:08d}", data=tiny_data, device="cpu").network
+    before = load(store.run(spec).checkpoints / f"{start:08d}", device="cpu").network
     _, first = spec.networks[0]
     assert before.shape == first.shape != network.shape
     assert torch.isfinite(before(torch.zeros(1, first.shape.context, dtype=torch.long))).all()

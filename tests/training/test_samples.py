@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+import steepen
 from ranks import on_ranks
 from steepen.data import Dataset
 from steepen.distributed.world import World
 from steepen.errors import UsageError
-from steepen.inference.generate import generate
 from steepen.requests.app import main
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore, read_metrics, read_samples
@@ -52,10 +52,10 @@ def test_samples_are_those_of_generate_and_do_not_change_the_run(
     assert [(line["step"], line["prompt"]) for line in found] == [
         (step, prompt) for step in (5, 10, 12) for prompt in ("the law", "")
     ]
-    last = generate(
+    last = steepen.generate(
         tmp_path / "with" / spec.hash, ["the law", ""], max_tokens=spec.shape.context - 1, device="cpu"
     )
-    assert [line["text"] for line in found[-2:]] == last and all(last)
+    assert [line["text"] for line in found[-2:]] == list(last) and all(last)
     assert not RunStore(tmp_path / "without").run(spec).samples_file.exists()
 
 

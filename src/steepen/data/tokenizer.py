@@ -411,15 +411,13 @@ def write_run_tokenizer(tokenizer: Tokenizer, file: Path) -> None:
     write_atomically(file, canonical_json({**kept, "sha256": tokenizer.identity, "tokenizer": content}))
 
 
-def run_tokenizer_identity(file: Path) -> str | None:
-    """The hash of the tokenizer that a run's file describes; None for a run without the file."""
-    return str(_read(file)["sha256"]) if file.is_file() else None
+def run_tokenizer_identity(file: Path) -> str:
+    """The hash of the tokenizer that a run's file describes."""
+    return str(_read(file)["sha256"])
 
 
-def load_run_tokenizer(file: Path) -> Tokenizer | None:
-    """The tokenizer of a run, checked against its hash; None for a run without the file."""
-    if not file.is_file():
-        return None
+def load_run_tokenizer(file: Path) -> Tokenizer:
+    """The tokenizer of a run, checked against its hash."""
     kept = _read(file)
     content = kept["tokenizer"]
     tokenizer = Tokenizer.gpt2() if content is None else Tokenizer.from_content(content, file)
@@ -434,5 +432,9 @@ def _read(file: Path) -> dict[str, Any]:
         if kept["format"] != RUN_FORMAT:
             raise SteepenError(f"{file} has format {kept['format']!r}, not {RUN_FORMAT!r}.")
         return {"sha256": kept["sha256"], "tokenizer": kept["tokenizer"]}
+    except FileNotFoundError:
+        raise SteepenError(
+            f"{file.parent} has no {file.name}: copy one from a run on the same data."
+        ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise SteepenError(f"{file} is not the tokenizer of a run ({error}).") from None

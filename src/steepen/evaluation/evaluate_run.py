@@ -4,8 +4,6 @@ The flow: `evaluate` finds the checkpoint, joins the ranks, chooses where scores
 network once and calls `measure`, which makes every measurement that was asked for; `save_scores` writes them
 beside the checkpoint and, for the last one, into the run's record. Only the examples of CORE are shared out
 among ranks: everything else takes seconds.
-
-Scores by another tokenizer than the run's have a directory of their own, because they cannot be compared.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from steepen.evaluation.score_options import DEPTH_TOKENS, ScoreOptions
 from steepen.evaluation.score_store import (
     Evaluation,
     check_record_update,
-    has_run_tokenizer,
+    check_tokenizer,
     save_scores,
     scores_directory,
     writable_directory,
@@ -51,10 +49,9 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate a run directory or a checkpoint directory on prepared data, and save the scores.
 
-    `update_record` adds them to the run's record; None does so for the last checkpoint if the data is known
-    to have the run's tokenizer. An interrupted CORE evaluation resumes after its last finished task. In
-    processes that torchrun or srun started, the examples of CORE are shared out among them, and rank 0 does
-    the rest.
+    `update_record` adds them to the run's record; None does so for the last checkpoint. An interrupted CORE
+    evaluation resumes after its last finished task. In processes that torchrun or srun started, the examples
+    of CORE are shared out among them, and rank 0 does the rest.
     """
     options = options or ScoreOptions()
     checkpoint = path if isinstance(path, RunCheckpoint) else find_checkpoint(path)
@@ -70,27 +67,26 @@ def evaluate(
     with joined_world(own, shared_device=shared, timeout=RANK_TIMEOUT) as world:
         if not world.is_main:
             if options.bundle is not None:  # only the examples of CORE are shared out
-                run = load(checkpoint, data=dataset, device=own, precision=precision)
-                _measure_core(run, dataset, options, None, None, world)
+                run = load(checkpoint, device=own, precision=precision)
+                _measure_core(run, options, None, None, world)
             return Evaluation(checkpoint, {})
-        directory = scores_directory(checkpoint)
         check_record_update(checkpoint, update_record)
-        same_tokenizer = has_run_tokenizer(checkpoint, dataset, update_record)
-        if not same_tokenizer:
-            # A separate directory: scores with two tokenizers must not be merged into one file.
-            directory, update_record = directory / "other-data" / dataset.identity[:12], False
-        with writable_directory(directory) as (folder, problem):
+        check_tokenizer(checkpoint, dataset)
+        with writable_directory(scores_directory(checkpoint)) as (folder, problem):
             try:
-                run = load(checkpoint, data=dataset, device=own, precision=precision)
+                run = load(checkpoint, device=own, precision=precision)
                 scores = measure(run, dataset, options, folder=folder, quiet=quiet, world=world)
             except KeyboardInterrupt as interrupt:
                 if options.core is not None and problem is None:
                     interrupt.add_note("Finished tasks are saved; run the same command again to resume.")
                 raise
-            if same_tokenizer:
-                scores["tokenizer"] = dataset.manifest.tokenizer.sha256
             saved = save_scores(checkpoint, scores, update_record, folder=folder, problem=problem)
-    saved.notes[:0] = _warnings(dataset, options, same_tokenizer)
+    if options.bundle is not None and options.bundle.altered_core:
+        saved.notes.insert(
+            0,
+            f"{options.bundle.directory} is not the published CORE bundle: its tasks have other examples or "
+            "settings, so these scores cannot be compared with published ones (`steepen eval fetch-core`).",
+        )
     used = scores["kl_depth"]["tokens"] if options.kl_depth else None
     if options.kl_depth_tokens is not None and used not in (None, options.kl_depth_tokens):
         saved.notes.append(
@@ -98,23 +94,6 @@ def evaluate(
             "the context that fits."
         )
     return saved
-
-
-def _warnings(dataset: Dataset, options: ScoreOptions, same_tokenizer: bool) -> list[str]:
-    """Why scores may not be comparable with others."""
-    found: list[str] = []
-    if not same_tokenizer:
-        found.append(
-            f"{dataset.directory} is not what the run was trained on, and the tokenizer of the run is not "
-            "recorded; the scores are meaningful only if the tokenizer is the same, and will not be added "
-            "to the run's record."
-        )
-    if options.bundle is not None and options.bundle.altered_core:
-        found.append(
-            f"{options.bundle.directory} is not the published CORE bundle: its tasks have other examples or "
-            "settings, so these scores cannot be compared with published ones (`steepen eval fetch-core`)."
-        )
-    return found
 
 
 def measure(
@@ -138,9 +117,8 @@ def measure(
         "passes": passes,
         "precision": run.precision,
         "data": dataset.identity,
+        "tokenizer": run.tokenizer.identity,
     }
-    if dataset.identity == spec.data.identity:
-        scores["tokenizer"] = dataset.manifest.tokenizer.sha256
     with stage_progress(quiet) as progress:
         found = validate(network, validation, passes, partial(progress, "validation"))
         if not math.isfinite(found.loss):
@@ -162,13 +140,12 @@ def measure(
             curve = measure_test_time_passes(network, validation, options.passes, passes, report)
             scores["test_time_passes"] = curve.to_dict()
         if options.bundle is not None:
-            scores["core"] = _measure_core(run, dataset, options, folder, progress, world)
+            scores["core"] = _measure_core(run, options, folder, progress, world)
     return scores
 
 
 def _measure_core(
     run: LoadedRun,
-    dataset: Dataset,
     scores: ScoreOptions,
     folder: Path | None,
     progress: StageProgressCallback | None,
@@ -176,10 +153,9 @@ def _measure_core(
 ) -> dict[str, Any]:
     bundle, options = scores.bundle, scores.core_options
     assert bundle is not None
-    tokenizer = dataset.tokenizer()
     settings = {
         "bundle": bundle.identity,
-        "tokenizer": tokenizer.identity,
+        "tokenizer": run.tokenizer.identity,
         "weights": run.checkpoint.checkpoint.sha256,
         "passes": run.passes,
         "precision": run.precision,
@@ -191,7 +167,7 @@ def _measure_core(
         write_json(outcomes / "settings.json", settings)
     core = evaluate_core(
         run.network,
-        tokenizer,
+        run.tokenizer,
         bundle,
         options,
         passes=run.passes,

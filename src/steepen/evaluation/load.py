@@ -14,8 +14,7 @@ from pathlib import Path
 
 import torch
 
-from steepen.data import Dataset, Tokenizer
-from steepen.data.tokenizer import load_run_tokenizer
+from steepen.data.tokenizer import Tokenizer, load_run_tokenizer
 from steepen.errors import SteepenError, UsageError
 from steepen.model.init import allocate, copy_weights
 from steepen.model.network import Network
@@ -59,7 +58,7 @@ class LoadedRun:
     checkpoint: RunCheckpoint
     network: Network
     precision: str  # of the weights: fp32 or bf16
-    tokenizer: Tokenizer | None  # None only for a run of an earlier version, loaded without data
+    tokenizer: Tokenizer
     record: RunRecord | None  # None while the run has not finished
 
     @property
@@ -72,37 +71,20 @@ class LoadedRun:
         """Core passes at which the network is evaluated."""
         return self.checkpoint.passes
 
-    def require_tokenizer(self) -> Tokenizer:
-        """The tokenizer. Raises if there is none."""
-        if self.tokenizer is None:
-            raise SteepenError(
-                f"{self.checkpoint.run} has no tokenizer.json, like runs of earlier versions: copy one from "
-                "a run on the same data, or in Python pass the result of `load` with `data=`."
-            )
-        return self.tokenizer
-
 
 def load(
     path: str | Path | RunCheckpoint,
     *,
-    data: str | Path | Dataset | None = None,
     device: str | torch.device = "auto",
     precision: str = "auto",
 ) -> LoadedRun:
     """Load the network of a run directory (its newest checkpoint) or of a checkpoint directory.
 
-    The tokenizer is the run's own; `data`, prepared data with the same tokenizer, is needed only for runs of
-    earlier versions, which did not keep theirs. `precision` auto is the run's own, and bf16 for a run
-    trained in fp8. Raises if the checksum of the weights is wrong.
+    `precision` auto is the run's own, and bf16 for a run trained in fp8. Raises if the checksum of the
+    weights is wrong.
     """
     checkpoint = path if isinstance(path, RunCheckpoint) else find_checkpoint(path)
-    dataset = Dataset.open(data) if isinstance(data, str | Path) else data
     spec = checkpoint.spec
-    if dataset is not None and dataset.padded_vocabulary > spec.shape.vocabulary:
-        raise UsageError(
-            f"the run has a vocabulary of {spec.shape.vocabulary:,}, but {dataset.directory} has a tokenizer "
-            f"with {dataset.vocabulary:,} ids; give data prepared with the run's own tokenizer."
-        )
     if precision == "auto":
         # fp8 is a training precision: its master weights are evaluated in bf16.
         precision = "bf16" if spec.precision == "fp8" else spec.precision
@@ -114,7 +96,7 @@ def load(
         checkpoint,
         load_network(checkpoint, place, precision),
         precision,
-        load_run_tokenizer(directory.tokenizer_file) if dataset is None else dataset.tokenizer(),
+        load_run_tokenizer(directory.tokenizer_file),
         directory.record(),
     )
 

@@ -1,8 +1,7 @@
 """Save and read the scores of a checkpoint, beside it and in its run's record.
 
 RUN/evaluation/STEP/evaluation.json has the scores of one checkpoint; the record of a finished run also has
-those of its last checkpoint. Scores with another tokenizer are never merged with the run's own, and a
-smaller CORE evaluation never replaces a larger one.
+those of its last checkpoint. A smaller CORE evaluation never replaces a larger one.
 """
 
 from __future__ import annotations
@@ -44,56 +43,15 @@ def scores_directory(checkpoint: RunCheckpoint) -> Path:
     return checkpoint.run / "evaluation" / checkpoint.checkpoint.path.name
 
 
-def has_run_tokenizer(checkpoint: RunCheckpoint, dataset: Dataset, update_record: bool | None) -> bool:
-    """Whether data is known to have the tokenizer of a run.
-
-    Raises if it has another, or if it may have another and `update_record` is set.
-    """
-    tokenizer, vocabulary = dataset.manifest.tokenizer.sha256, checkpoint.spec.shape.vocabulary
-    if dataset.identity == checkpoint.spec.data.identity:
-        return True
-    recorded = _recorded_tokenizer(checkpoint)
-    if recorded is not None and recorded != tokenizer:
+def check_tokenizer(checkpoint: RunCheckpoint, dataset: Dataset) -> None:
+    """Raise for data with another tokenizer than the run's: losses per token could not be compared."""
+    own = run_tokenizer_identity(RunDirectory(checkpoint.run).tokenizer_file)
+    found = dataset.manifest.tokenizer.sha256
+    if found != own:
         raise UsageError(
-            f"{dataset.directory} has another tokenizer ({tokenizer[:12]}) than the run was trained with "
-            f"({recorded[:12]}); give data prepared with the run's own tokenizer."
+            f"{dataset.directory} has another tokenizer ({found[:12]}) than the run was trained with "
+            f"({own[:12]}); give data prepared with the run's own tokenizer."
         )
-    if recorded is None and dataset.padded_vocabulary != vocabulary:
-        raise UsageError(
-            f"{dataset.directory} has another tokenizer than the run was trained with (its vocabulary is "
-            f"{dataset.padded_vocabulary:,}, the run's {vocabulary:,}); give data prepared with the run's "
-            "own tokenizer."
-        )
-    if recorded is None and update_record:
-        raise UsageError(
-            f"{dataset.directory} is not what the run was trained on and may have another tokenizer, so its "
-            "scores cannot be added to the run's record; leave `update_record` out, or "
-            "evaluate on the run's own data once."
-        )
-    return recorded is not None
-
-
-def _recorded_tokenizer(checkpoint: RunCheckpoint) -> str | None:
-    """The hash of a run's tokenizer: from its file or, for a run of an earlier version, from an evaluation on
-    the run's own data.
-    """
-    kept = run_tokenizer_identity(RunDirectory(checkpoint.run).tokenizer_file)
-    if kept is not None:
-        return kept
-    record = RunDirectory(checkpoint.run).record()
-    folder = checkpoint.run / "evaluation"
-    saved = [{} if record is None else record.evaluation]
-    saved += [_valid_scores(_read_json(file)) for file in sorted(folder.glob(f"*/{SCORES_FILE}"))]
-    for scores in saved:
-        if isinstance(scores.get("tokenizer"), str):
-            return scores["tokenizer"]
-        outcomes = (scores.get("core") or {}).get("outcomes")
-        if isinstance(outcomes, str) and scores.get("data") == checkpoint.spec.data.identity:
-            # The last three parts are STEP/core/KEY; the run may have been moved since.
-            settings = _read_json(folder.joinpath(*Path(outcomes).parts[-3:], "settings.json"))
-            if isinstance(settings.get("tokenizer"), str):
-                return settings["tokenizer"]
-    return None
 
 
 def check_record_update(checkpoint: RunCheckpoint, update_record: bool | None) -> None:

@@ -8,7 +8,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from steepen.data.tokenizer import Tokenizer
 from steepen.errors import UsageError
 from steepen.evaluation.load import LoadedRun, load
 from steepen.inference.custom_code import file_stem, source_files
@@ -131,8 +130,7 @@ def write_hugging_face(
             f"the arm {arm.name} has custom code ({', '.join(arm.custom_code)}): with `include_code` its "
             "source is copied into the export; `to` = safetensors needs none."
         )
-    tokenizer = run.require_tokenizer()
-    weights = network_weights(run.network)
+    tokenizer, weights = run.tokenizer, network_weights(run.network)
     classes = {"Config": "SteepenConfig", "Model": "SteepenModel", "ModelForCausalLM": "SteepenForCausalLM"}
     ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.end_of_text)
     ends |= {"use_cache": supports_cache(run.network)}
@@ -143,7 +141,7 @@ def write_hugging_face(
         "model_type": "steepen",
         "dtype": "float32",
         **ends,
-        "steepen_run": describe(run, tokenizer, digest(weights)),
+        "steepen_run": describe(run, digest(weights)),
     }
     _write(folder / "config.json", config)
     _write(folder / "generation_config.json", {"_from_model_config": False, **ends, "do_sample": False})
@@ -190,11 +188,9 @@ def write_safetensors(run: LoadedRun, folder: Path) -> None:
     from huggingface_hub import save_torch_state_dict
 
     weights = network_weights(run.network)
-    described = describe(run, run.tokenizer, digest(weights))
-    _write(folder / DESCRIPTION_FILE, {**described, "network": network_config(run)})
+    _write(folder / DESCRIPTION_FILE, {**describe(run, digest(weights)), "network": network_config(run)})
     save_torch_state_dict(weights, folder, max_shard_size=MAX_SHARD_SIZE)
-    if run.tokenizer is not None:
-        (folder / TOKENIZER_FILE).write_text(hugging_face_tokenizer(run.tokenizer).to_str(), encoding="utf-8")
+    (folder / TOKENIZER_FILE).write_text(hugging_face_tokenizer(run.tokenizer).to_str(), encoding="utf-8")
 
 
 def network_config(run: LoadedRun) -> dict[str, Any]:
@@ -236,16 +232,9 @@ def network_config(run: LoadedRun) -> dict[str, Any]:
     }
 
 
-def describe(run: LoadedRun, tokenizer: Tokenizer | None, weights: str) -> dict[str, Any]:
-    """What `steepen import` needs to make a run again."""
-    kept = None
-    if tokenizer is not None:
-        kept = {
-            "name": tokenizer.name,
-            "pattern": tokenizer.pattern,
-            "sha256": tokenizer.identity,
-            **({} if tokenizer.end_id is None else {"end_of_text": tokenizer.end_text}),
-        }
+def describe(run: LoadedRun, weights: str) -> dict[str, Any]:
+    """What `steepen import` needs to make a run again; `weights` is their digest."""
+    tokenizer = run.tokenizer
     return {
         "format": EXPORT_FORMAT,
         "run": run.spec.hash,
@@ -253,7 +242,12 @@ def describe(run: LoadedRun, tokenizer: Tokenizer | None, weights: str) -> dict[
         "passes": run.passes,
         "stored_passes": run.network.passes,
         "weights_sha256": weights,
-        "tokenizer": kept,
+        "tokenizer": {
+            "name": tokenizer.name,
+            "pattern": tokenizer.pattern,
+            "sha256": tokenizer.identity,
+            **({} if tokenizer.end_id is None else {"end_of_text": tokenizer.end_text}),
+        },
         "spec": run.spec.to_dict(),
         "record": None if run.record is None else run.record.to_dict(),
     }

@@ -33,7 +33,7 @@ def write_run(
     *,
     step: int,
     stored_passes: int,
-    tokenizer: Tokenizer | None,
+    tokenizer: Tokenizer,
     record: RunRecord | None,
 ) -> Path:
     """Write spec, tokenizer, one checkpoint and the record into a new directory.
@@ -50,8 +50,7 @@ def write_run(
     files = RunDirectory(partial)
     try:
         write_json(files.spec_file, spec.to_dict())
-        if tokenizer is not None:
-            write_run_tokenizer(tokenizer, files.tokenizer_file)
+        write_run_tokenizer(tokenizer, files.tokenizer_file)
         state = TrainingProgress(run=spec.hash, step=step, passes=stored_passes, kind="final")
         tensors = {tensor_key("model", name): value.float().contiguous() for name, value in weights.items()}
         write_checkpoint(files.checkpoints, state, tensors)
@@ -76,7 +75,7 @@ class Description:
     passes: int
     stored_passes: int
     weights_sha256: str
-    tokenizer: dict[str, str] | None
+    tokenizer: dict[str, str]
     spec: RunSpec
     record: dict[str, Any] | None
     network: dict[str, Any] = field(default_factory=dict[str, Any])  # for readers without steepen
@@ -144,10 +143,8 @@ def import_model(path: str | Path, runs: str | Path = "runs", out: str | Path | 
     return ImportedRun(directory, spec, tuple(notes))
 
 
-def _tokenizer(folder: Path, described: Mapping[str, str] | None) -> Tokenizer | None:
+def _tokenizer(folder: Path, described: Mapping[str, str]) -> Tokenizer:
     """The tokenizer: GPT-2's, which ships with the package, or the one in the folder."""
-    if described is None:
-        return None
     if not {"name", "pattern", "sha256"} <= described.keys():
         raise SteepenError(f"{folder} does not describe its tokenizer: export the run again.")
     if described["name"] == "gpt2" and Tokenizer.gpt2().identity == described["sha256"]:

@@ -35,7 +35,7 @@ def as_transformers(run: LoadedRun, passes: Any = None) -> tuple[Any, Any]:
             f"the arm {run.spec.arm.name} has custom code, which transformers does not know: `steepen export "
             "--include-code` writes a folder for `--model hf`."
         )
-    own = run.require_tokenizer()
+    own = run.tokenizer
     end = own.end_of_text
     config: dict[str, Any] = {**network_config(run), "bos_token_id": end, "eos_token_id": end}
     if passes is not None:

@@ -84,10 +84,7 @@ class Evaluate(ScoreOptions, AsJobs, Request["EvaluationResult | EvaluatedRuns"]
         metavar="DIR_OR_NAME",
     )
     trust_remote_code: bool = option("With `hf`: run modeling code that comes with it.", False)
-    update_record: bool | None = OUTPUT(
-        "Add the scores to the run's record. Default: for a finished run, if the data is known to have its "
-        "tokenizer."
-    )
+    update_record: bool | None = OUTPUT("Add the scores to the run's record. Default: for a finished run.")
     device: DeviceField = "auto"
     precision: PrecisionField = "auto"
     study: str | None = MANY("Evaluate the runs of this study.")

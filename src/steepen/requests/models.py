@@ -108,12 +108,17 @@ class Generate(Request[GeneratedTexts]):
         return self._generate(None)
 
     def _generate(self, on_text: Any) -> GeneratedTexts:
-        from steepen.inference.generate import generate as generate_text
+        from steepen.evaluation.load import LoadedRun, load
+        from steepen.inference.decoding import Sampling, continue_text
 
-        texts = generate_text(
-            _opened(self.checkpoint, self.runs), self.prompt, max_tokens=self.max_tokens, passes=self.passes,
-            temperature=self.temperature, top_p=self.top_p, seed=self.seed, device=self.device,
-            precision=self.precision, on_text=on_text,
+        found = _opened(self.checkpoint, self.runs)
+        if not isinstance(found, LoadedRun):
+            found = load(found, device=self.device, precision=self.precision)
+        sampling = Sampling(self.temperature, self.top_p, self.seed)
+        passes = found.passes if self.passes is None else self.passes
+        texts = continue_text(
+            found.network, found.tokenizer, self.prompt, self.max_tokens, sampling, passes=passes,
+            on_text=on_text,
         )  # fmt: skip
         return GeneratedTexts(str(self.checkpoint), self.passes, self.seed, self.prompt, tuple(texts))
 
