@@ -25,9 +25,9 @@ import torch
 
 from steepen.data import Tokenizer
 from steepen.evaluation.core.bundle import Bundle
-from steepen.evaluation.core.prefix_tree import make_batches, make_rows, padded_length
 from steepen.evaluation.core.prompt_encoding import TaskEncoder
 from steepen.evaluation.core.run_suite import CoreOptions, evaluate_core
+from steepen.evaluation.core.scorer import make_batches, make_rows, padded_length
 from steepen.model.arms import find_arm
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network

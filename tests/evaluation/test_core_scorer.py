@@ -14,11 +14,17 @@ from torch import Tensor
 
 from steepen.data import Tokenizer
 from steepen.evaluation.core.bundle import Bundle, Item, Task
-from steepen.evaluation.core.prefix_tree import Row, make_batches, make_rows, padded_length
 from steepen.evaluation.core.prompt_encoding import Example, TaskEncoder
 from steepen.evaluation.core.results import Outcome, SuiteScores, TaskScore, make_outcome
 from steepen.evaluation.core.run_suite import CoreOptions, evaluate_core
-from steepen.evaluation.core.scorer import Scorer, supports_attention_mask
+from steepen.evaluation.core.scorer import (
+    Row,
+    Scorer,
+    make_batches,
+    make_rows,
+    padded_length,
+    supports_attention_mask,
+)
 from steepen.evaluation.core.suite import CORE17, CORE22
 from steepen.model.arms import find_arm
 from steepen.model.block import TransformerBlock

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from steepen.data import Dataset
 from steepen.errors import SteepenError, UsageError
-from steepen.evaluation.core.prefix_tree import Row, make_batches
 from steepen.evaluation.core.run_suite import evaluate_core
-from steepen.evaluation.core.scorer import Scorer
+from steepen.evaluation.core.scorer import Row, Scorer, make_batches
 from steepen.evaluation.score_options import ScoreOptions
 from steepen.model.network import TokenLayout
 from steepen.training.device import find_device

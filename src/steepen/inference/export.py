@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from steepen.inference.hf_tokenizer import TOKENIZER_FILE, hugging_face_tokenize
 from steepen.inference.kv_cache import supports_cache
 from steepen.inference.weights import digest, hugging_face_weights, network_weights
 from steepen.utils.codec import to_builtins
-from steepen.utils.files import UNENCODABLE, follow_umask
+from steepen.utils.files import UNENCODABLE, follow_umask, new_directory
 from steepen.utils.formatting import format_flops
 
 HEADER = """\
@@ -102,19 +101,13 @@ def export(
     if out.exists():
         raise UsageError(f"{out} exists; give a folder that does not.")
     loaded = run if isinstance(run, LoadedRun) else load(run, device="cpu", precision="fp32")
-    partial = out.with_name(f"{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
+    with new_directory(out) as folder:
         if to == "hf":
-            write_hugging_face(loaded, partial, data_license, include_code=include_code)
+            write_hugging_face(loaded, folder, data_license, include_code=include_code)
         else:
-            write_safetensors(loaded, partial)
-        for file in partial.glob("*.safetensors"):
+            write_safetensors(loaded, folder)
+        for file in folder.glob("*.safetensors"):
             follow_umask(file)
-        partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return out
 
 

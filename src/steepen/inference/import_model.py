@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from steepen.runs.store import RunDirectory
 from steepen.training.checkpoint import TrainingProgress, tensor_key, write_checkpoint
 from steepen.training.run_state import build_network
 from steepen.utils.codec import from_builtins
+from steepen.utils.files import new_directory
 from steepen.utils.json_io import read_json, write_json
 
 
@@ -44,11 +44,8 @@ def write_run(
         raise UsageError(f"{directory} exists; give another directory with `out`.")
     network = build_network(spec, spec.network_after(step), stored_passes)
     copy_weights(network, weights)  # on the meta device: checks names and shapes
-    partial = directory.with_name(f"{directory.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    files = RunDirectory(partial)
-    try:
+    with new_directory(directory) as folder:
+        files = RunDirectory(folder)
         write_json(files.spec_file, spec.to_dict())
         write_run_tokenizer(tokenizer, files.tokenizer_file)
         state = TrainingProgress(run=spec.hash, step=step, passes=stored_passes, kind="final")
@@ -56,9 +53,6 @@ def write_run(
         write_checkpoint(files.checkpoints, state, tensors)
         if record is not None:
             write_json(files.record_file, record.to_dict())
-        partial.rename(directory)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return directory
 
 

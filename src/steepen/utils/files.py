@@ -120,6 +120,19 @@ def _is_temporary(entry: str, name: str) -> bool:
 
 
 @contextlib.contextmanager
+def new_directory(path: Path) -> Generator[Path]:
+    """A directory `path.partial` to fill; it is renamed to `path` unless an error ends the block."""
+    partial = path.with_name(f"{path.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # what a killed process left behind
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        partial.rename(path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextlib.contextmanager
 def scratch_directory(name: str, parent: Path | None = None) -> Generator[Path]:
     """A new private directory `.NAME-…`, deleted in the end; in `parent`, or where temporary files go.
 

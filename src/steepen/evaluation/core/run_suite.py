@@ -15,10 +15,16 @@ from typing import Any
 from steepen.distributed.world import World
 from steepen.errors import UsageError
 from steepen.evaluation.core.bundle import Bundle, Task
-from steepen.evaluation.core.prefix_tree import Row, make_batches, make_rows
 from steepen.evaluation.core.prompt_encoding import Example, TaskEncoder, TextEncoder
 from steepen.evaluation.core.results import Outcome, SuiteScores, TaskScore, make_outcome
-from steepen.evaluation.core.scorer import ScoredModel, Scorer, supports_attention_mask
+from steepen.evaluation.core.scorer import (
+    Row,
+    ScoredModel,
+    Scorer,
+    make_batches,
+    make_rows,
+    supports_attention_mask,
+)
 from steepen.evaluation.core.suite import AUTHORS, find_convention
 from steepen.utils.files import open_regular, write_atomically
 from steepen.utils.json_io import parse_json
