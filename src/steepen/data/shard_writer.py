@@ -1,4 +1,4 @@
-"""Writes the shards of a split and files of entries beside them; a journal's state can be restored."""
+"""Writes the files of a split: shards, and entries for its documents; a journal's state can be restored."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from steepen.data.dataset import ShardRecord
-from steepen.data.shards import DTYPES, HEADER, header
+from steepen.data.dataset import ENDS, VAL_SOURCES, ShardRecord, SplitRecord, documents_file
+from steepen.data.shards import DTYPES, HEADER, header, write_block_sums
 from steepen.errors import SteepenError
 from steepen.utils.files import open_without_links, sha256_of_file
 
@@ -123,3 +123,52 @@ class ShardWriter:
 
     def _path(self) -> Path:
         return self.directory / f"{self.split}_{len(self.finished):05d}.bin"
+
+
+class SplitWriter:
+    """Writes the documents of one split: ids into shards, where each ends, and of a mixture whose it is.
+
+    Each document is written with `separator` before it. `documents` are there already.
+    """
+
+    def __init__(self, shards: ShardWriter, separator: int, documents: int = 0, mixed: bool = False) -> None:
+        self.shards, self.documents = shards, documents
+        self._separator = np.array([separator], np.uint32)
+        self._ends = EntryWriter(documents_file(shards.directory, shards.split), ENDS.itemsize, documents)
+        # One byte a document; only the validation set is measured source by source.
+        own = mixed and shards.split == "val"
+        self._sources = EntryWriter(shards.directory / VAL_SOURCES, 1, documents) if own else None
+
+    @property
+    def _files(self) -> list[ShardWriter | EntryWriter]:
+        return [self.shards, self._ends, *(() if self._sources is None else (self._sources,))]
+
+    def append(self, ids: npt.NDArray[np.uint32], source: int) -> None:
+        """Write a document of the source of this number."""
+        self.shards.append(self._separator)
+        self.shards.append(ids)
+        self._ends.append(self.shards.tokens.to_bytes(ENDS.itemsize, "little"))
+        if self._sources is not None:
+            self._sources.append(bytes([source]))
+        self.documents += 1
+
+    def sync(self) -> None:
+        """Flush to the disk; called before a journal records what there is."""
+        for file in self._files:
+            file.sync()
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files:
+            file.close()
+
+    def record(self) -> SplitRecord:
+        """Totals and checksums for the manifest, when all shards are finished and synced."""
+        shards = self.shards
+        files = [each.shard(shards.directory, shards.dtype, shards.vocabulary) for each in shards.finished]
+        return SplitRecord(
+            self.documents,
+            shards.tokens,
+            sha256_of_file(documents_file(shards.directory, shards.split)),
+            write_block_sums(shards.directory, shards.split, files),
+        )

@@ -26,19 +26,16 @@ import numpy as np
 import numpy.typing as npt
 
 from steepen.data.dataset import (
-    ENDS,
     TOKENIZER,
     VAL_SOURCES,
     Manifest,
     ShardRecord,
     SourceRecord,
-    SplitRecord,
     TokenizerRecord,
-    documents_file,
 )
 from steepen.data.prepare_request import PrepareRequest, ProgressReporter
-from steepen.data.shard_writer import EntryWriter, ShardWriter
-from steepen.data.shards import choose_dtype, write_block_sums
+from steepen.data.shard_writer import ShardWriter, SplitWriter
+from steepen.data.shards import choose_dtype
 from steepen.data.sources.builtin import shipped_tokenizer
 from steepen.data.sources.source import Source, document_hash
 from steepen.data.sources.tokenizers import parse_tokenizer
@@ -103,10 +100,11 @@ def read_journal(directory: Path) -> tuple[dict[str, Any], JournalState] | None:
 
 
 class Feed:
-    """One source while it is tokenized."""
+    """One source while it is tokenized; `number` is its place among those of a mixture."""
 
-    def __init__(self, name: str, weight: float, source: Source, state: FeedState) -> None:
-        self.name, self.weight, self.source, self.state = name, weight, source, state
+    def __init__(self, number: int, name: str, weight: float, source: Source, state: FeedState) -> None:
+        self.number, self.name, self.weight = number, name, weight
+        self.source, self.state = source, state
         self.val_tokens = 0  # to be split off
         self.ready = deque[Document]()  # tokenized, and not written yet
         state.versions = state.versions or [part.version for part in source.parts]
@@ -155,8 +153,11 @@ class TokenizationJob:
         self.tokenizer = tokenizer
         self.identity, self.state, self.progress = identity, state, progress
         state.feeds = state.feeds or [FeedState() for _ in range(len(sources) + (validation is not None))]
-        self.feeds = [Feed(*each, at) for each, at in zip(sources, state.feeds, strict=False)]
-        self.validation = None if validation is None else Feed("", 1.0, validation, state.feeds[-1])
+        self.feeds = [
+            Feed(number, *each, at)
+            for number, (each, at) in enumerate(zip(sources, state.feeds, strict=False))
+        ]
+        self.validation = None if validation is None else Feed(0, "", 1.0, validation, state.feeds[-1])
         # Text to be read: a mixture ends with the source that runs out first.
         self.size = min(int(feed.source.size / feed.weight) for feed in self.feeds)
         self.val_tokens, self.val_fraction = plan_split(self.size, request.val_tokens, request.max_tokens)
@@ -169,9 +170,8 @@ class TokenizationJob:
         self.split = ValidationSplit(
             directory / VALIDATION_HASHES, self.val_fraction, state.documents("val"), request.dedup_tokens
         )
-        self.writers: dict[str, ShardWriter] = {}
-        self.ends: dict[str, EntryWriter] = {}
-        self.val_sources: EntryWriter | None = None
+        self.writers: dict[str, SplitWriter] = {}
+        self.mixed = len(self.feeds) > 1
         self.ran_out: str | None = None  # the source that ended a mixture
 
     def run(self) -> None:
@@ -182,23 +182,16 @@ class TokenizationJob:
             tokenizer = self._tokenizer()
             dtype = choose_dtype(tokenizer.size, self.request.dtype)
             for name in ("train", "val"):
-                writer = ShardWriter(self.directory, name, dtype, tokenizer.size, self.request.shard_tokens)
+                shards = ShardWriter(self.directory, name, dtype, tokenizer.size, self.request.shard_tokens)
                 finished = [ShardRecord(**shard) for shard in self.state.finished[name]]
-                writer.restore(finished, self.state.open_tokens[name])
-                self.writers[name] = writer
-                path = documents_file(self.directory, name)
-                self.ends[name] = EntryWriter(path, ENDS.itemsize, self.state.documents(name))
-            if len(self.feeds) > 1:
-                self.val_sources = EntryWriter(self.directory / VAL_SOURCES, 1, self.state.documents("val"))
+                shards.restore(finished, self.state.open_tokens[name])
+                documents = self.state.documents(name)
+                self.writers[name] = SplitWriter(shards, tokenizer.end_of_text, documents, self.mixed)
             self._tokenize(tokenizer)
-            self._finish(tokenizer, dtype)
+            self._finish(tokenizer)
         finally:
-            for writer in self._files():
+            for writer in (self.split.file, *self.writers.values()):
                 writer.close()
-
-    def _files(self) -> list[ShardWriter | EntryWriter]:
-        own = () if self.val_sources is None else (self.val_sources,)
-        return [self.split.file, *self.writers.values(), *self.ends.values(), *own]
 
     def _set_threshold(self) -> None:
         """Fix the split's threshold so that validation and training each get a document of each source."""
@@ -267,8 +260,7 @@ class TokenizationJob:
         self, tokenizer: Tokenizer, feeds: Sequence[Feed], split: str, enough: int | None
     ) -> None:
         """Tokenize from the journal's positions on, until a split has `enough` tokens or a feed has ended."""
-        state, filled = self.state, self.writers[split]
-        beginning = np.array([tokenizer.end_of_text], dtype=np.uint32)
+        filled = self.writers[split].shards
         next_journal = time.monotonic() + JOURNAL_SECONDS
         with ExitStack() as stack:
             groups: dict[str, Generator[list[Document]]] = {}
@@ -280,6 +272,7 @@ class TokenizationJob:
                 feed = min(feeds, key=lambda each: each.state.tokens[split] / each.weight)
                 if not feed.ready:
                     self._report()
+                    # Between documents: positions, counts and files are those of the same document.
                     if time.monotonic() >= next_journal:
                         self._write_journal()
                         next_journal = time.monotonic() + JOURNAL_SECONDS
@@ -287,29 +280,28 @@ class TokenizationJob:
                     if not feed.ready:
                         self.ran_out = feed.name if len(feeds) > 1 else None
                         break
-                document = feed.ready.popleft()
-                feed.state.part, feed.state.unit = document.part, document.number + 1
-                state.characters += len(document.text or "")
-                if (ids := document.ids) is None:
-                    state.empty += 1
-                    continue
+                limit = None
                 if self.request.clip_validation and split == "val" and enough is not None:
-                    ids = ids[: enough - filled.tokens - 1]
-                assigned = self.split.assign(
-                    document.hash, ids, self._split_of_eligible(feed), feed is self.validation
-                )
-                if assigned is None:
-                    state.dropped += 1
-                    continue
-                writer = self.writers[assigned]
-                writer.append(beginning)
-                writer.append(ids)
-                feed.state.documents[assigned] += 1
-                feed.state.tokens[assigned] += 1 + len(ids)
-                self.ends[assigned].append(writer.tokens.to_bytes(ENDS.itemsize, "little"))
-                if assigned == "val" and self.val_sources is not None:
-                    self.val_sources.append(bytes([self.feeds.index(feed)]))
+                    limit = enough - filled.tokens - 1  # less the separator
+                self._write(feed.ready.popleft(), feed, limit)
         self._report()
+
+    def _write(self, document: Document, feed: Feed, limit: int | None) -> None:
+        """Write a document to its split, at most `limit` tokens of it, and count it as read."""
+        feed.state.part, feed.state.unit = document.part, document.number + 1
+        self.state.characters += len(document.text or "")
+        if document.ids is None:
+            self.state.empty += 1
+            return
+        ids = document.ids[:limit]
+        separate = feed is self.validation
+        split = self.split.assign(document.hash, ids, self._split_of_eligible(feed), separate)
+        if split is None:
+            self.state.dropped += 1
+            return
+        self.writers[split].append(ids, feed.number)
+        feed.state.documents[split] += 1
+        feed.state.tokens[split] += 1 + len(ids)
 
     def _split_of_eligible(self, feed: Feed) -> Literal["train", "val"] | None:
         """The split of a document that is eligible for validation; None: neither.
@@ -323,14 +315,16 @@ class TokenizationJob:
 
     def _report(self) -> None:
         state = self.state
-        tokens = self.writers["train"].tokens + self.writers["val"].tokens
+        train = self.writers["train"].shards.tokens
+        tokens = train + self.writers["val"].shards.tokens
         total = max(state.characters, self.size)
         max_tokens = self.request.max_tokens
         if max_tokens is not None and tokens:  # the pass ends at whichever comes first
-            total = min(total, int(state.characters * max_tokens / max(1, self.writers["train"].tokens)))
+            total = min(total, int(state.characters * max_tokens / max(1, train)))
         self.progress("tokenizing", state.characters, total, tokens)
 
-    def _finish(self, tokenizer: Tokenizer, dtype: str) -> None:
+    def _check_sources(self) -> None:
+        """Raise if a source has changed meanwhile, or has given a split nothing."""
         for feed in self.feeds if self.validation is None else (*self.feeds, self.validation):
             last = min(feed.state.part + 1, len(feed.source.parts))
             feed.require_unchanged(*range(last))  # one that was not read to its end too
@@ -342,44 +336,39 @@ class TokenizationJob:
                     f"source {feed.name!r} has no text to train on: of {empty + val:,} documents read, "
                     f"{empty:,} were empty and {val:,} went to validation."
                 )
-            if len(self.feeds) > 1 and feed.val_tokens and not feed.state.documents["val"]:
+            if self.mixed and feed.val_tokens and not feed.state.documents["val"]:
                 raise UsageError(
                     f"source {feed.name!r} of the mixture has no document in validation; use more "
                     "`val_tokens`, or none by `val_tokens` = 0."
                 )
-        for writer in self.writers.values():
-            writer.finish_shard()
-        self._write_journal()
-        splits: dict[str, SplitRecord] = {}
-        for name, writer in self.writers.items():
-            shards = [each.shard(self.directory, dtype, tokenizer.size) for each in writer.finished]
-            splits[name] = SplitRecord(
-                self.state.documents(name),
-                writer.tokens,
-                sha256_of_file(documents_file(self.directory, name)),
-                write_block_sums(self.directory, name, shards),
-            )
-        mixed = self.val_sources is not None
+
+    def _finish(self, tokenizer: Tokenizer) -> None:
+        """Complete the last shards, write the manifest and remove what only a preparation needs."""
+        self._check_sources()
+        writers = self.writers.values()
+        for writer in writers:
+            writer.shards.finish_shard()
+        self._write_journal()  # which syncs every file that the manifest is about to describe
         manifest = Manifest(
-            dtype=dtype,
+            dtype=self.writers["train"].shards.dtype,
             tokenizer=TokenizerRecord(tokenizer.name, tokenizer.size, tokenizer.identity),
-            splits=splits,
-            shards=tuple(shard for writer in self.writers.values() for shard in writer.finished),
+            splits={name: writer.record() for name, writer in self.writers.items()},
+            shards=tuple(shard for writer in writers for shard in writer.shards.finished),
             source=self.identity["source"],
             request=self.identity["request"],
             notes={
                 "characters": self.state.characters,
-                "empty_units": empty,
+                "empty_units": self.state.empty,
                 "documents_dropped": self.state.dropped,
                 "validation_tokens_requested": None if self.val_tokens == sys.maxsize else self.val_tokens,
                 "validation_fraction": self.val_fraction,
-                **({"ran_out": self.ran_out} if mixed else {}),
+                **({"ran_out": self.ran_out} if self.mixed else {}),
             },
             sources=tuple(
                 SourceRecord(feed.name, feed.weight, feed.state.documents, feed.state.tokens)
-                for feed in (self.feeds if mixed else ())
+                for feed in (self.feeds if self.mixed else ())
             ),
-            val_sources_sha256=sha256_of_file(self.directory / VAL_SOURCES) if mixed else "",
+            val_sources_sha256=sha256_of_file(self.directory / VAL_SOURCES) if self.mixed else "",
         )
         # From here on the manifest declares the shards complete; what is left is deleting temporary files.
         manifest.write(self.directory)
@@ -389,11 +378,11 @@ class TokenizationJob:
         shutil.rmtree(self.directory / STAGING, ignore_errors=True)
 
     def _write_journal(self) -> None:
-        for file in self._files():
+        for file in (self.split.file, *self.writers.values()):
             file.sync()
         for name, writer in self.writers.items():
-            self.state.finished[name] = [asdict(shard) for shard in writer.finished]
-            self.state.open_tokens[name] = writer.open_tokens
+            self.state.finished[name] = [asdict(shard) for shard in writer.shards.finished]
+            self.state.open_tokens[name] = writer.shards.open_tokens
         # Last: everything the journal names must be on the disk already.
         content = {"identity": self.identity, "state": asdict(self.state)}
         write_json(self.directory / JOURNAL, with_checksum(content))
