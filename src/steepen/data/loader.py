@@ -83,16 +83,8 @@ class BatchLoader:
         self.order: WindowOrder = kind(
             context + 1, self.rows, seed=seed, epochs=epochs, pool=pool, pool_tokens=pool_tokens
         )
-
-    @property
-    def windows(self) -> int:
-        """Windows of context+1 tokens in one epoch."""
-        return self.order.windows
-
-    @property
-    def steps(self) -> int:
-        """Number of full batches in all epochs."""
-        return self.order.steps
+        self.windows = self.order.windows  # of context+1 tokens, in one epoch
+        self.steps = self.order.steps  # full batches, in all epochs
 
     def require_steps(self, steps: int) -> None:
         """Raise if `steps` batches need more tokens than the data has."""

@@ -66,25 +66,14 @@ def prepare(
             return _open_existing(out, identity)
         remove_leftovers(partial)
         if not (partial / MANIFEST).is_file():
-            job = TokenizationJob(
-                request,
-                sources,
-                validation,
-                identity=identity,
-                state=_resume_state(partial, identity),
-                directory=partial,
-                progress=reporter,
-                threads=threads or os.cpu_count() or 1,
-                tokenizer=tokenizer,
-            )
-            try:
-                job.run()
-            except SteepenError:
-                # Remove the directory if no document was written and no download begun.
-                if not job.state.documents("train") and not (partial / STAGING).exists():
-                    shutil.rmtree(partial)
-                raise
-        elif _stored_identity(partial) != identity:
+            state = _resume_state(partial, identity)
+            _run(
+                TokenizationJob(
+                    request, sources, validation, identity=identity, state=state, directory=partial,
+                    progress=reporter, threads=threads or os.cpu_count() or 1, tokenizer=tokenizer,
+                )
+            )  # fmt: skip
+        elif _stored_identity(partial) != identity:  # complete, but killed before it was renamed
             raise _other_preparation(partial)
         # Renamed while the lock is held: no other process may begin to prepare in between.
         (partial / LOCK).unlink(missing_ok=True)
@@ -92,6 +81,16 @@ def prepare(
         partial.replace(out)
     sync(out.parent)
     return Dataset.open(out)
+
+
+def _run(job: TokenizationJob) -> None:
+    """Run a job; if it fails before a document is written or a download begun, nothing is left behind."""
+    try:
+        job.run()
+    except SteepenError:
+        if not job.state.documents("train") and not (job.directory / STAGING).exists():
+            shutil.rmtree(job.directory)
+        raise
 
 
 def _resolve(

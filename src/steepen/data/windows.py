@@ -95,7 +95,7 @@ class RecutWindows:
         pool_tokens: int | None,
     ) -> None:
         self._ends, self._length, self._rows = ends, length, rows
-        self._seed, self._epochs = seed, epochs
+        self._seed = seed
         total = int(ends[-1]) if len(ends) else 0
         self.tokens = total if pool_tokens is None else pool_tokens
         # Ids of the pool's documents; None: the first `_document_count`. The pool may end inside its last
@@ -110,12 +110,8 @@ class RecutWindows:
             self._document_count = len(self._pool_documents)
         self.windows = self.tokens // length
         self.steps_per_epoch = self.windows // rows
+        self.steps = self.steps_per_epoch * epochs
         self._current: tuple[int, Int64s, Int64s, Permutation] | None = None
-
-    @property
-    def steps(self) -> int:
-        """Full batches in all epochs."""
-        return self.steps_per_epoch * self._epochs
 
     def epoch_of(self, step: int) -> int:
         """The epoch of a step, counted from 0."""
@@ -197,17 +193,13 @@ class FixedWindows:
         self._length, self._rows, self._seed, self._epochs = length, rows, seed, epochs
         data_windows = tokens // length
         self.windows = data_windows if pool_tokens is None else pool_tokens // length
+        self.steps = self.windows * epochs // rows
         self._pool: Permutation | None = None
         if pool == "sample" and pool_tokens is not None and data_windows:
             self._pool = Permutation(data_windows, f"steepen pool {data_windows}")
         # Cached per instance; a batch usually spans one or two blocks.
         self._block = lru_cache(maxsize=4)(self._permute_block)
         self._epoch = lru_cache(maxsize=4)(self._epoch_order)
-
-    @property
-    def steps(self) -> int:
-        """Full batches in all epochs."""
-        return self.windows * self._epochs // self._rows
 
     def epoch_of(self, step: int) -> int:
         """The epoch of a step's first window, counted from 0."""

@@ -104,17 +104,15 @@ def save_scores(
         scores["core"]["outcomes"] = None
     saved = Evaluation(checkpoint, scores)
     file, record_file = folder / SCORES_FILE, RunDirectory(checkpoint.run).record_file
-    targets = [(file, _valid_scores(_read_json(file)))]
-    if update_record:
-        targets.insert(0, (record_file, _valid_scores(_read_json(record_file).get("evaluation"))))
-    for target, before in targets:
-        mergeable = _mergeable(before, scores)
-        note = _larger_core_note(target, before, scores, mergeable)
-        if note is None:
+    stored = {file: _valid_scores(_read_json(file))}
+    if update_record:  # the record first: a note about it is the one to show
+        stored = {record_file: _valid_scores(_read_json(record_file).get("evaluation")), **stored}
+    for place, before in stored.items():
+        if not _has_larger_core(before, scores):
             continue
         if not saved.notes:
-            saved.notes.append(note)
-        if not mergeable:
+            saved.notes.append(_larger_core_note(place, before, scores))
+        if not _mergeable(before, scores):
             return saved
         scores = {**scores, "core": before["core"]}
     try:
@@ -160,22 +158,23 @@ def _merge(before: dict[str, Any], scores: dict[str, Any]) -> dict[str, Any]:
     """
     if not _mergeable(before, scores):
         return scores
-    merged = {**before, **scores}
-    if "core" in before and "core" in scores and not may_replace(scores["core"], before["core"]):
-        merged["core"] = before["core"]
-    return merged
+    kept = {"core": before["core"]} if _has_larger_core(before, scores) else {}
+    return {**before, **scores, **kept}
 
 
-def _larger_core_note(
-    target: Path, before: dict[str, Any], scores: dict[str, Any], mergeable: bool
-) -> str | None:
-    """A note for the user if `target` has a larger CORE evaluation than `scores`; None if it has not."""
+def _has_larger_core(before: dict[str, Any], scores: dict[str, Any]) -> bool:
+    """Whether saved scores have a CORE evaluation that the new ones must not replace."""
     old, new = before.get("core"), scores.get("core")
-    if old is None or (new is None and mergeable) or (new is not None and may_replace(new, old)):
-        return None
-    larger = f"{target} keeps its larger CORE result ({_size(old)}"
-    if mergeable:
-        return f"{larger}); this one ({_size(new)}) was not saved there."
+    if old is None or new is None:  # scores of another precision would replace all, CORE included
+        return old is not None and not _mergeable(before, scores)
+    return not may_replace(new, old)
+
+
+def _larger_core_note(place: Path, before: dict[str, Any], scores: dict[str, Any]) -> str:
+    """A note for the user that `place` keeps its larger CORE evaluation."""
+    larger = f"{place} keeps its larger CORE result ({_size(before['core'])}"
+    if _mergeable(before, scores):
+        return f"{larger}); this one ({_size(scores['core'])}) was not saved there."
     return (
         f"{larger}, in {before.get('precision')}); what was measured in {scores['precision']} was not saved."
     )

@@ -8,7 +8,9 @@ the usual names.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -103,8 +105,19 @@ def _tiktoken(name: str) -> Tokenizer:
     return byte_level(name, tokens, cast("Any", encoding)._pat_str, encoding.eot_token, END_OF_TEXT)
 
 
-def _json(name: str, file: Path, config: Path | None) -> Tokenizer:
+@contextlib.contextmanager
+def _errors_of(file: Path, kind: str) -> Generator[None]:
+    """Say which file cannot be read, or is none of this kind that can be used."""
     try:
+        yield
+    except OSError as error:
+        raise SteepenError(f"the tokenizer {file} cannot be read ({error.strerror}).") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{file} is not a {kind} that can be used: {error}.") from None
+
+
+def _json(name: str, file: Path, config: Path | None) -> Tokenizer:
+    with _errors_of(file, "tokenizer"):
         definition = cast("dict[str, Any]", read_json(file))
         special = [token["content"] for token in definition["added_tokens"] if token["special"]]
         end = next((one for one in USUAL_ENDS if one in special), None)
@@ -118,19 +131,11 @@ def _json(name: str, file: Path, config: Path | None) -> Tokenizer:
                 "and name the folder."
             )
         return JsonTokenizer.from_definition(name, definition, str(end))
-    except OSError as error:
-        raise SteepenError(f"the tokenizer {file} cannot be read ({error.strerror}).") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{file} is not a tokenizer that can be used: {error}.") from None
 
 
 def _sentencepiece(name: str, file: Path) -> Tokenizer:
-    try:
+    with _errors_of(file, "SentencePiece model"):
         content = read_file(file)
         with errors_of_library():
             definition, end = convert_sentencepiece(content)
         return JsonTokenizer.from_definition(name, definition, end)
-    except OSError as error:
-        raise SteepenError(f"the tokenizer {file} cannot be read ({error.strerror}).") from None
-    except ValueError as error:
-        raise UsageError(f"{file} is not a SentencePiece model that can be used: {error}.") from None
