@@ -29,7 +29,7 @@ from steepen.reproduction.replay import (
 )
 from steepen.reproduction.tables import Row, table
 from steepen.runs.spec import RunSpec, expected_flops
-from steepen.studies.answer import Answer
+from steepen.studies.answer import Answer, Draft
 from steepen.studies.context import DatasetInfo, StudyContext, starting_arm
 from steepen.studies.data_constrained import REGIMES, depth_comparison
 from steepen.studies.ladders.ablations import named_part
@@ -142,7 +142,7 @@ class PaperStudies:
     def ablations(self, part: str) -> Answer:
         """One part of the ablations."""
         if part in SERIES:
-            return named_part(self._series(part), part)
+            return named_part(self._series(part), part).answer("ablations", "", "Appendix B")
         if part == "growth":
             return self._growth_sensitivity()
         tables = {"random": ("random_recurrence_ladders",), "constant": ("constant_ladders",)}.get(
@@ -157,7 +157,7 @@ class PaperStudies:
         preset = replace(context.preset, arm_rungs=(*rungs, *context.preset.arm_rungs))
         return self.drive("ablations", ladder_runs(*tables), replace(context, preset=preset), parts=(part,))
 
-    def _series(self, part: str) -> Answer:
+    def _series(self, part: str) -> Draft:
         """Ladders that differ by recipe or optimizer."""
         name, series = SERIES[part]
         context = self.context()
@@ -174,12 +174,9 @@ class PaperStudies:
             for row in own:
                 rung = recipe.at(find_arm(arm), row["depth"], context.size_rule)
                 found[context.spec(rung, optimizer=optimizer).hash] = row
-        study = compare_ladders(
-            context, specs, specs[0].label, study="ablations", section="Appendix B", by_time=False,
-            question="What does a change of the recipe or the optimizer do to a ladder?",
-        )  # fmt: skip
         return self.replay.answer(
-            study, lambda spec: Measured(found[spec.hash]["val_loss"], found[spec.hash]["compute_flops"])
+            compare_ladders(context, specs, specs[0].label, whole=False),
+            lambda spec: Measured(found[spec.hash]["val_loss"], found[spec.hash]["compute_flops"]),
         )
 
     def _growth_sensitivity(self) -> Answer:
@@ -205,7 +202,7 @@ class PaperStudies:
     def transfer(self, part: str) -> Answer:
         """Vanilla's recipe on other arms: at the base size, or along Operator-1's ladder."""
         if part == "ladder":
-            return self._series(part)
+            return self._series(part).answer("transfer", "", "Appendix B")
         vanilla = self.context().recipe(find_arm("vanilla")).base
         rows = table("base_tuning_confirmations")
         confirmed = {(row["recipe"], our_name(row["arm"])): row["val_loss"] for row in rows}

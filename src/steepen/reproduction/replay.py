@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from steepen.errors import UsageError
 from steepen.evaluation.core.suite import CORE22
@@ -19,11 +19,12 @@ from steepen.recipe.hyperparameters import Hyperparameters, full_name
 from steepen.reproduction.tables import Row, table
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
-from steepen.studies.answer import Answer, Study
+from steepen.studies.answer import Work
 from steepen.studies.cells import lead
 from steepen.studies.preset import SWEEPS
 from steepen.studies.synthetic import fabricate_record, growth_fraction_of
 
+T = TypeVar("T")
 TOLERANCE = 0.02  # of tokens: budgets are equal, whole steps are not
 LADDERS = {"fineweb_ladders": "fineweb", "fineweb_edu_ladders": "fineweb-edu"}  # the reported ones
 NAMES = {  # of the authors' tables that are not ours, besides those `find_arm` knows
@@ -95,7 +96,7 @@ class Replay:
 
     records: dict[str, RunRecord] = field(default_factory=dict[str, RunRecord])
 
-    def answer(self, study: Study, find: Finder) -> Answer:
+    def answer(self, study: Work[T], find: Finder) -> T:
         """Drive a study to its answer."""
         return lead(study, lambda specs: [self.record(spec, find) for spec in specs])
 

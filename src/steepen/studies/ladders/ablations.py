@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
@@ -11,7 +11,7 @@ from steepen.optim.config import OptimizerConfig
 from steepen.recipe.paper_tables import with_constant_rate
 from steepen.recipe.recipe import ScalingRule
 from steepen.recipe.recipe_choice import FIXED_RHO, FIXED_RHO_TPP
-from steepen.studies.answer import Answer, Draft, Study
+from steepen.studies.answer import Answer, Draft, Study, Work
 from steepen.studies.cells import run_concurrently, table
 from steepen.studies.context import StudyContext
 from steepen.studies.ladders.ladder import compare_ladders
@@ -22,55 +22,42 @@ from steepen.studies.stages.fit_recipe import fit_recipe
 SECTION = "Appendix B, Additional Results for Compute-Optimal Scalings"
 
 
-@dataclass(frozen=True)
-class AblationGroup:
-    """Arms whose ladders are compared with one another; the first is the reference."""
-
-    part: str
-    question: str
-    arms: tuple[str, ...]
-
-
-ABLATION_GROUPS = (
-    AblationGroup(
-        "operator", "Which parts of the boundary operator matter?",
-        ("vanilla", "untied-2", "deep-vanilla", "untied-2-norm-only", "untied-2-inject-only",
-         "untied-2-no-coda-injection"),
+# Arms whose ladders are compared with one another, by part; the first is the reference.
+GROUPS: dict[str, tuple[str, ...]] = {
+    # Which parts of the boundary operator matter?
+    "operator": (
+        "vanilla", "untied-2", "deep-vanilla", "untied-2-norm-only", "untied-2-inject-only",
+        "untied-2-no-coda-injection",
     ),
-    AblationGroup(
-        "allocation", "Must prelude, core and coda scale together with depth?",
-        ("vanilla", "loop-2", "loop-2-no-coda-injection", "loop-2-nci-2-c-3", "operator-1",
-         "operator-1-1-c-2"),
+    # Must prelude, core and coda scale together with depth?
+    "allocation": (
+        "vanilla", "loop-2", "loop-2-no-coda-injection", "loop-2-nci-2-c-3", "operator-1",
+        "operator-1-1-c-2",
     ),
-    AblationGroup(
-        "shape", "Do deeper shapes scale better?",
-        ("vanilla", "deep-vanilla", "deeper-vanilla", "operator-1", "deeper-operator-1"),
+    # Do deeper shapes scale better?
+    "shape": ("vanilla", "deep-vanilla", "deeper-vanilla", "operator-1", "deeper-operator-1"),
+    # Does the operator's gain survive when only the width grows, or width and depth?
+    "width-only": (
+        "width-only-deep-vanilla", "width-only-vanilla", "width-only-operator-1", "width-only-loop-2",
+        "width-only-untied-2",
     ),
-    AblationGroup(
-        "width-only", "Does the operator's gain survive when only the width grows?",
-        ("width-only-deep-vanilla", "width-only-vanilla", "width-only-operator-1", "width-only-loop-2",
-         "width-only-untied-2"),
+    "width-and-depth": ("deep-vanilla", "loop-2", "untied-2"),
+    # Does Muon's gain over other optimizers persist with scale? The preset names its arm.
+    "optimizer": (),
+    # Must tokens and moment of growth be tuned at every size?
+    "growth": ("untied-grow",),
+    # Along which axis should a network grow, at equal compute?
+    "axes": (
+        "vanilla", "untied-grow", "untied-2+passes=2-4-6@0.5-0.75", "vanilla+blocks=1-all@0.3",
+        "vanilla+width=0.5-1@0.4", "vanilla+context=0.25-1@0.5", "vanilla+experts=1-8@0.5",
     ),
-    AblationGroup(
-        "width-and-depth", "Does the operator's gain survive when width and depth grow?",
-        ("deep-vanilla", "loop-2", "untied-2"),
-    ),
-    AblationGroup("optimizer", "Does Muon's gain over other optimizers persist with scale?", ()),
-    AblationGroup("growth", "Must tokens and moment of growth be tuned at every size?", ("untied-grow",)),
-    AblationGroup(
-        "axes", "Along which axis should a network grow, at equal compute?",
-        ("vanilla", "untied-grow", "untied-2+passes=2-4-6@0.5-0.75", "vanilla+blocks=1-all@0.3",
-         "vanilla+width=0.5-1@0.4", "vanilla+context=0.25-1@0.5", "vanilla+experts=1-8@0.5"),
-    ),
-    AblationGroup("random", "What do random passes after growth cost?", ("loop-grow", "random-loop-grow")),
-    AblationGroup(
-        "hyperparameters", "Does scaling more than the learning rate change Vanilla's law?", ("vanilla",)
-    ),
-    AblationGroup(
-        "constant", "How do the arms compare under constant recipes?",
-        ("vanilla", "operator-1", "loop-2", "untied-2", "loop-grow", "untied-grow"),
-    ),
-)  # fmt: skip
+    # What do random passes after growth cost?
+    "random": ("loop-grow", "random-loop-grow"),
+    # Does scaling more than the learning rate change Vanilla's law?
+    "hyperparameters": ("vanilla",),
+    # How do the arms compare under constant recipes?
+    "constant": ("vanilla", "operator-1", "loop-2", "untied-2", "loop-grow", "untied-grow"),
+}  # fmt: skip
 # Vanilla's drift around its scaled rate in the paper's table, to one decimal, and muP's rule for the output.
 VANILLA_SCALINGS: dict[str, tuple[ScalingRule, ...]] = {
     "output multiplier N^+0.5": (ScalingRule("output_multiplier", 0.5),),
@@ -88,51 +75,44 @@ def ablations(
     preset's small depths are measured on the other rungs, or left out with a warning. `optimizer` first fits
     the other optimizers' recipes (learning rate, exponent, tokens per parameter), then compares ladders.
     """
-    wanted = choose_parts("ablations", parts)
-    works: dict[str, Study] = {}
-    for group in ABLATION_GROUPS:
-        if group.part not in wanted:
-            continue
-        if group.part == "optimizer":
+    works: dict[str, Work[Draft]] = {}
+    for part in choose_parts("ablations", parts):
+        if part == "optimizer":
             arm = context.preset.grids.ablations.optimizer_arm
             for regime, name in (("width and depth", arm), ("width only", f"width-only-{arm}")):
                 own = ladder_spec(context, find_arm(name), rungs)
-                works[f"optimizer, {regime}"] = _tuned_optimizers(context, own, group.question, seeds)
+                works[f"optimizer, {regime}"] = _tuned_optimizers(context, own, seeds)
         else:
-            works[group.part] = _judged(context, _ladders(context, group, rungs), group.question, seeds)
-    answers: list[Answer] = yield from run_concurrently(list(works.values()))
+            works[part] = _judged(context, _ladders(context, part, rungs), seeds)
+    found: list[Draft] = yield from run_concurrently(list(works.values()))
     draft = Draft(method=["Every part is judged against the first ladder of its own group."])
-    for name, answer in zip(works, answers, strict=True):
-        draft.add(named_part(answer, name), part=name)
-        draft.method += [sentence for sentence in answer.method[1:] if sentence not in draft.method]
+    for name, own in zip(works, found, strict=True):
+        draft.method += [sentence for sentence in own.method[1:] if sentence not in draft.method]
+        draft.add(named_part(own, name), part=name)
     return draft.answer("ablations", "Which design choices account for the gains?", SECTION)
 
 
-def named_part(answer: Answer, part: str) -> Answer:
-    """A part's answer whose figures, tables and warnings say which part they are of."""
-    groups = {panel.group: f"{part}: {panel.group}" if panel.group else part for panel in answer.panels}
+def named_part(draft: Draft, part: str) -> Draft:
+    """What a part has found, with figures, tables and warnings that say which part they are of."""
     return replace(
-        answer,
-        findings=(),
-        panels=tuple(replace(panel, group=groups[panel.group]) for panel in answer.panels),
-        tables=tuple(replace(table, title=f"{part}: {table.title}") for table in answer.tables),
-        warnings=tuple(f"{part}: {note}" for note in answer.warnings),
-        method=(),
+        draft,
+        findings=[],
+        panels=[
+            replace(panel, group=f"{part}: {panel.group}" if panel.group else part) for panel in draft.panels
+        ],
+        tables=[replace(table, title=f"{part}: {table.title}") for table in draft.tables],
+        warnings=[f"{part}: {note}" for note in draft.warnings],
+        method=[],
     )
 
 
-def _judged(
-    context: StudyContext, ladders: Sequence[LadderSpec], question: str, seeds: Sequence[int]
-) -> Study:
-    return compare_ladders(
-        context, ladders, ladders[0].label, study="ablations", section=SECTION, question=question,
-        seeds=seeds, by_time=False,
-    )  # fmt: skip
+def _judged(context: StudyContext, ladders: Sequence[LadderSpec], seeds: Sequence[int]) -> Work[Draft]:
+    return compare_ladders(context, ladders, ladders[0].label, seeds=seeds, whole=False)
 
 
-def _ladders(context: StudyContext, group: AblationGroup, rungs: Sequence[int]) -> list[LadderSpec]:
-    ladders = [ladder_spec(context, find_arm(name), rungs) for name in group.arms]
-    if group.part == "hyperparameters":
+def _ladders(context: StudyContext, part: str, rungs: Sequence[int]) -> list[LadderSpec]:
+    ladders = [ladder_spec(context, find_arm(name), rungs) for name in GROUPS[part]]
+    if part == "hyperparameters":
         (own,) = ladders
         flat = replace(own.recipe, learning_rate_exponent=0.0)
         recipes = {
@@ -142,9 +122,9 @@ def _ladders(context: StudyContext, group: AblationGroup, rungs: Sequence[int]) 
             "constant, muP output": replace(flat, scaling=VANILLA_SCALINGS["muP output"]),
         }
         ladders += [replace(own, recipe=recipe, variant=name) for name, recipe in recipes.items()]
-    if group.part == "constant":
+    if part == "constant":
         ladders = [replace(own, recipe=with_constant_rate(own.arm, own.recipe)) for own in ladders]
-    return _growth_prescriptions(ladders[0]) if group.part == "growth" else ladders
+    return _growth_prescriptions(ladders[0]) if part == "growth" else ladders
 
 
 def _growth_prescriptions(own: LadderSpec) -> list[LadderSpec]:
@@ -169,7 +149,7 @@ def _growth_prescriptions(own: LadderSpec) -> list[LadderSpec]:
     return found
 
 
-def _tuned_optimizers(context: StudyContext, own: LadderSpec, question: str, seeds: Sequence[int]) -> Study:
+def _tuned_optimizers(context: StudyContext, own: LadderSpec, seeds: Sequence[int]) -> Work[Draft]:
     """Fit each optimizer's recipe (rate, exponent, TPP), then compare ladders; Muon is the reference."""
     starts = dict(context.preset.grids.ablations.optimizers)
     answers: list[Answer] = yield from run_concurrently(
@@ -179,7 +159,7 @@ def _tuned_optimizers(context: StudyContext, own: LadderSpec, question: str, see
     recipes = {name: answer.recipes[0].recipe for name, answer in fitted.items()}
     others = [replace(own, recipe=recipe, optimizer=OptimizerConfig.find(name), variant=name)
               for name, recipe in recipes.items()]  # fmt: skip
-    judged = yield from _judged(context, [own, *others], question, seeds)
+    draft = yield from _judged(context, [own, *others], seeds)
     rows = [
         {
             "optimizer": name, "learning rate": recipe.base.learning_rate,
@@ -188,16 +168,12 @@ def _tuned_optimizers(context: StudyContext, own: LadderSpec, question: str, see
         }
         for name, recipe in {"reference": own.recipe, **recipes}.items()
     ]  # fmt: skip
-    return replace(
-        judged,
-        values={**judged.values, "tuned": {name: answer.values["recipe"] for name, answer in fitted.items()}},
-        tables=(*judged.tables, table("Recipes of the optimizers", rows)),
-        warnings=(
-            *judged.warnings,
-            *(f"{name}: {note}" for name, answer in fitted.items() for note in answer.warnings),
-        ),
-        runs=tuple(dict.fromkeys((*judged.runs, *(run for answer in answers for run in answer.runs)))),
-    )
+    draft.tables.append(table("Recipes of the optimizers", rows))
+    draft.values["tuned"] = {name: answer.values["recipe"] for name, answer in fitted.items()}
+    for name, answer in fitted.items():
+        draft.warnings += [f"{name}: {note}" for note in answer.warnings]
+        draft.runs += answer.runs
+    return draft
 
 
 def _fit(context: StudyContext, arm: Arm, optimizer: OptimizerConfig, rate: float) -> Study:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
 from typing import Any, Literal
@@ -14,12 +13,12 @@ from steepen.errors import SteepenError, UsageError
 from steepen.launch.cost_estimate import Budget
 from steepen.laws.analysis import LadderAnalysis
 from steepen.laws.next_runs import Question
-from steepen.laws.stopping import StoppingRule
+from steepen.laws.stopping import Stopping, StoppingRule
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
-from steepen.studies.answer import Draft, Study
+from steepen.studies.answer import Draft, Study, Work
 from steepen.studies.cells import lead
 from steepen.studies.context import Arms, StudyContext, find_arms
 from steepen.studies.ladders import ladder_runs, until_decided
@@ -61,21 +60,15 @@ def ladder(
         chosen.insert(0, find_arm(base))
     ladders = [ladder_runs.ladder_spec(context, arm, rungs) for arm in chosen]
     others = [arm.name for arm in chosen if arm.name != base]
-    answer = yield from compare_ladders(
-        context,
-        ladders,
-        base,
-        study="ladder",
-        section=SECTION,
-        question=f"{'Does' if len(others) == 1 else 'Do'} {', '.join(others)} scale better than {base}, "
-        "and is it the exponent or only the constant?",
-        seeds=seeds,
-        noise=noise,
-        c0=c0,
-        lr_regret=lr_regret,
+    draft = yield from compare_ladders(
+        context, ladders, base, seeds=seeds, noise=noise, c0=c0, lr_regret=lr_regret,
         until=_stopping(base, question, effect, budget, until),
+    )  # fmt: skip
+    asked = (
+        f"{'Does' if len(others) == 1 else 'Do'} {', '.join(others)} scale better than {base}, "
+        "and is it the exponent or only the constant?"
     )
-    return answer
+    return draft.answer("ladder", asked, SECTION)
 
 
 def _stopping(
@@ -102,49 +95,41 @@ def compare_ladders(
     ladders: Sequence[LadderSpec],
     reference: str,
     *,
-    study: str,
-    section: str,
-    question: str,
     seeds: Sequence[int] = (),
     noise: float | None = None,
     c0: float | None = None,
     lr_regret: float | None = None,
-    by_time: bool = True,
     until: tuple[StoppingRule, Budget] | None = None,
-) -> Study:
-    """Run some ladders and judge them against one of them. Shared by several studies."""
+    whole: bool = True,
+) -> Work[Draft]:
+    """Run some ladders and judge them against one of them. Shared by several studies.
+
+    Where they are the `whole` of a study they are also judged per second, and what it costs to fit a recipe
+    is counted.
+    """
     possible, warnings = ladder_runs.ladders_with_enough_rungs(context, ladders, reference)
     unused = sorted({*context.recipes, *context.choice.files} - {ladder.arm.name for ladder in possible})
     if unused:
         warnings.append(f"a recipe was given for {', '.join(unused)}, which this study does not measure")
-    borrowed = _borrowed_recipes(context, possible)
-    stopping, level = None, None
     draft = Draft(warnings=warnings)
+    stopping: Stopping | None = None
     if until is None:
         measured: list[MeasuredLadder] = yield from ladder_runs.run_ladders(context, possible, seeds)
     else:
-        rule, limit = until
-        every = seeds or context.preset.seeds
-        fixed = until_decided.fixed_cost(context, possible, every)
-        if limit.seconds is None and limit.flops is None:
-            rule = replace(rule, budget=fixed)
-        measured, stopping = yield from until_decided.run_until_decided(context, possible, rule, every, limit)
-        level = stopping.level
-        draft.findings += until_decided.stopping_findings(
-            stopping, sum(record.flops for one in measured for record in one.records) / fixed
+        measured, stopping = yield from until_decided.run_until_decided(
+            draft, context, possible, seeds or context.preset.seeds, *until
         )
-        draft.tables.append(until_decided.looks_table(stopping))
-        draft.values["looks"] = [look.to_dict() for look in stopping.looks]
+    borrowed = _borrowed_recipes(context, possible)
     if borrowed:
-        draft.cautions.append(_borrowed_caution(context, possible, borrowed, cost=study == "ladder"))
+        draft.cautions.append(_borrowed_caution(context, possible, borrowed, cost=whole))
     # Constants A compare at a compute that the ladders span; elsewhere a difference of exponents is in them.
     # By default it is that of the reference's run at the depth at which its recipe was tuned.
     base = next(ladder for ladder in possible if ladder.label == reference)
     at = c0 or base.expected_flops(context, base.recipe.base_depth)
-    known: dict[str, Any] = {"noise": noise, "lr_regret": lr_regret, "level": level}
+    known: dict[str, Any] = {"noise": noise, "lr_regret": lr_regret, "level": stopping and stopping.level}
     analysis = ladder_runs.judge_ladders(context, measured, reference, c0=at, **known)
     _add_analysis(draft, analysis, measured)
-    if by_time:
+    if whole:
         _add_times(draft, context, measured, analysis, known)
     draft.warnings += ladder_runs.repeated_data_warnings(measured)
     scores = ladder_scores([one.scores for one in measured], reference)
@@ -156,13 +141,26 @@ def compare_ladders(
         for name, verdict in analysis.verdicts.items()
         for change in verdict.what_would_change
     ]
+    draft.method += _method(measured, analysis, borrowed, stopping)
+    draft.runs += [record.run for one in measured for record in one.records]
+    return draft
+
+
+def _method(
+    measured: Sequence[MeasuredLadder],
+    analysis: LadderAnalysis,
+    borrowed: dict[str, str],
+    stopping: Stopping | None,
+) -> list[str]:
+    """How the ladders were measured and judged, one sentence each."""
     recipes = "at their own recipes"
     if borrowed:
         recipes += f" ({', '.join(f'{arm}: that of {owner}' for arm, owner in borrowed.items())})"
     records = [record for one in measured for record in one.records]
+    reference = analysis.request.reference
     low, high = analysis.primary_fit.arms[reference].flops_range
     seed_count = len({record.spec.seed for record in records})
-    draft.method += [
+    found = [
         f"{len(records)} runs: {len(measured)} ladders {recipes}, {seed_count} "
         f"seed{'s'[: seed_count > 1]} per rung; {reference} spans {low:.3g} to {high:.3g} FLOPs.",
         "FLOPs are those executed, pass by pass, with causal attention and without the input embedding.",
@@ -170,12 +168,11 @@ def compare_ladders(
         "paper's method (E from the reference by Huber loss, then straight lines) is beside it.",
     ]
     if stopping is not None:
-        draft.method.append(
+        found.append(
             f"Runs were made until the question ({stopping.rule.question}) was decided. Words and intervals "
             f"are at level {stopping.level:.2g}, that of the last look, so that stopping is accounted for."
         )
-    draft.runs += [record.run for record in records]
-    return draft.answer(study, question, section)
+    return found
 
 
 def _add_analysis(draft: Draft, analysis: LadderAnalysis, measured: Sequence[MeasuredLadder]) -> None:

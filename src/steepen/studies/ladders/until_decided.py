@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from steepen.laws.stopping import Look, Stopping, StoppingRule
 from steepen.results.table import Table
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
-from steepen.studies.answer import Work
+from steepen.studies.answer import Draft, Work
 from steepen.studies.cells import table
 from steepen.studies.context import StudyContext, require_all_finished
 from steepen.studies.driver.journal import Batch
@@ -100,22 +100,22 @@ class _Runs:
         return found
 
 
-def fixed_cost(context: StudyContext, ladders: Sequence[LadderSpec], seeds: Sequence[int]) -> float:
-    """FLOPs of the same ladders with every rung and seed."""
-    return len(seeds) * sum(one.expected_flops(context, depth) for one in ladders for depth in one.depths)
-
-
 def run_until_decided(
+    draft: Draft,
     context: StudyContext,
     ladders: Sequence[LadderSpec],
-    rule: StoppingRule,
     seeds: Sequence[int],
+    rule: StoppingRule,
     limit: Budget,
 ) -> Work[tuple[list[MeasuredLadder], Stopping]]:
     """Make the lowest rungs, then batch after batch until every arm is decided, given up or out of budget.
 
-    Which runs follow depends on the records alone, so that a study that was killed goes on as it would have.
+    Without a limit the budget is the cost of the same ladders with every rung and seed. Which runs follow
+    depends on the records alone, so that a study that was killed goes on as it would have.
     """
+    fixed = len(seeds) * sum(one.expected_flops(context, depth) for one in ladders for depth in one.depths)
+    if limit.seconds is None and limit.flops is None:
+        rule = replace(rule, budget=fixed)
     runs = _Runs(context, ladders, seeds, limit, {one.label: {} for one in ladders})
     # Raises if the data are too few for the largest run that may be asked for.
     every = [one.run(context, depth) for one in ladders for depth in one.depths]
@@ -126,20 +126,26 @@ def run_until_decided(
         for depth in sorted(one.depths)[:START_RUNGS]
         for _ in range(START_SEEDS)
     ]
-    fixed = asdict(rule) | {"budget": rule.budget if math.isfinite(rule.budget) else None}
-    plan = {**fixed, "unit": "FLOPs" if limit.seconds is None else "seconds", "start": len(start)}
+    asked = asdict(rule) | {"budget": rule.budget if math.isfinite(rule.budget) else None}
+    plan = {**asked, "unit": "FLOPs" if limit.seconds is None else "seconds", "start": len(start)}
     yield from runs.make(start, {"plan": plan})
     by_label = {one.label: one for one in ladders}
     stopping = Stopping(rule)
     while True:
         look = stopping.look(to_ladders(runs.measured()), runs.offers(), runs.spent)
         if not look.batch:
-            return runs.measured(), stopping
+            break
         batch = [(by_label[offer.arm], offer.depth or 0) for offer in look.batch]
         yield from runs.make(batch, {"look": look.to_dict()})
+    measured = runs.measured()
+    spent = sum(record.flops for one in measured for record in one.records)
+    draft.findings += _findings(stopping, spent / fixed)
+    draft.tables.append(_looks_table(stopping))
+    draft.values["looks"] = [look.to_dict() for look in stopping.looks]
+    return measured, stopping
 
 
-def looks_table(stopping: Stopping) -> Table:
+def _looks_table(stopping: Stopping) -> Table:
     """Every look at every arm."""
     rows = [
         {
@@ -157,7 +163,7 @@ def looks_table(stopping: Stopping) -> Table:
     return table("Looks", rows, caption)
 
 
-def stopping_findings(stopping: Stopping, part: float) -> list[str]:
+def _findings(stopping: Stopping, part: float) -> list[str]:
     """A sentence for every arm: its answer, when it came, and what it cost of the fixed ladder."""
     last: Look = stopping.looks[-1]
     rule = stopping.rule

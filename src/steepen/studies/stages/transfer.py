@@ -11,7 +11,7 @@ from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.recipe.paper_tables import INITIAL
 from steepen.recipe.recipe import Recipe
-from steepen.studies.answer import Answer, Draft, Study, Work
+from steepen.studies.answer import Draft, Study, Work
 from steepen.studies.cells import Plan, measure, plan_grid, run_concurrently, table
 from steepen.studies.context import Arms, StudyContext, find_arms, require_all_finished
 from steepen.studies.ladders.ladder import compare_ladders
@@ -45,22 +45,20 @@ def transfer(
     chosen = [arm for arm in find_arms(arms or ("operator-1",)) if arm.name != source_arm.name]
     if not chosen:
         raise UsageError("give at least one arm besides the one whose recipe is transferred.")
+    ladders = _ladders(context, source_arm, chosen, rungs)
+    works = {
+        "probe": _probe(context, source_arm, chosen),
+        "ladder": compare_ladders(context, ladders, source_arm.name, seeds=seeds, whole=False),
+    }
+    found: list[Draft] = yield from run_concurrently([works[part] for part in wanted])
+    draft = Draft()
+    for part in found:
+        draft.add(part)
+    draft.method = found[-1].method
     question = (
         f"What does {source_arm.name}'s recipe cost {', '.join(arm.name for arm in chosen)}, and does it "
         "change their fitted exponents?"
     )
-    works: dict[str, Work[Any]] = {
-        "probe": _probe(context, source_arm, chosen),
-        "ladder": compare_ladders(
-            context, _ladders(context, source_arm, chosen, rungs), source_arm.name, study="transfer",
-            section=SECTION, question=question, seeds=seeds, by_time=False,
-        ),
-    }  # fmt: skip
-    parts_found: list[Draft | Answer] = yield from run_concurrently([works[part] for part in wanted])
-    draft = Draft()
-    for found in parts_found:
-        draft.add(found)
-    draft.method = list(parts_found[-1].method)
     return draft.answer("transfer", question, SECTION)
 
 
