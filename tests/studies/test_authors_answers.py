@@ -11,8 +11,8 @@ import pytest
 
 from steepen.studies.cells import Row
 from steepen.studies.data_constrained import frontier_gap
-from steepen.studies.design.choice import choose
-from steepen.studies.design.envelope import fit_envelope
+from steepen.studies.design.allocation import fit_envelope
+from steepen.studies.design.growth_target import choose
 from steepen.utils.rows import Rows
 
 Find = Callable[[str], Path]

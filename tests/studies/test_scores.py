@@ -18,7 +18,8 @@ from steepen.studies.answer import Answer
 from steepen.studies.context import StudyContext
 from steepen.studies.ladders.ladder import ladder
 from steepen.studies.scores.downstream import analyse_downstream
-from steepen.studies.scores.matched_metric import fit_loss_line, matched_metric, task_residuals
+from steepen.studies.scores.score_ladders import matched_metric
+from steepen.studies.scores.score_residuals import fit_loss_line, mean_residual
 from steepen.studies.synthetic import Formula
 
 Find = Callable[[str], Path]
@@ -62,8 +63,9 @@ def test_lines_of_the_loss_leave_what_an_arm_gains_beyond_it() -> None:
     loss = np.linspace(2.5, 3.5, 7)
     line = fit_loss_line(loss, 0.5 + 1.5 * loss)
     assert (line.intercept, line.slope) == (pytest.approx(0.5), pytest.approx(1.5))
-    left = task_residuals({"copa": line}, loss, {"copa": 0.5 + 1.5 * loss - 0.1}, below=3.0)["copa"]
-    assert left.mean == pytest.approx(-0.1) and left.count == 4
+    low = loss[loss <= 3.0]
+    left = mean_residual(line, low, 0.5 + 1.5 * low - 0.1)
+    assert left is not None and left.mean == pytest.approx(-0.1) and left.count == 4
 
 
 def test_downstream_recovers_the_truth_it_was_given() -> None:

@@ -23,7 +23,7 @@ from steepen.studies import plotting as plot
 from steepen.studies.answer import Axis, Draft, Panel, Series, Study
 from steepen.studies.cells import Cell, Cells, Plan, measure, table
 from steepen.studies.context import StudyContext
-from steepen.studies.design import pass_families as families
+from steepen.studies.design import matched_compute as families
 from steepen.studies.design.matched_compute import (
     ComputeSlice,
     convex_envelope,

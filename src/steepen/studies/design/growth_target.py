@@ -1,24 +1,32 @@
-"""To how many passes a network should grow."""
+"""To how many passes a network should grow, chosen with the uncertainty of the choice."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+import numpy as np
 
 from steepen.errors import UsageError
+from steepen.laws.distributions import ROUNDING_ERROR, t_p_value
 from steepen.model.arm import Arm
 from steepen.model.stages import PassSchedule, Stage
 from steepen.recipe.flops import flops_per_token
 from steepen.studies.answer import Axis, Draft, Panel, Study
 from steepen.studies.cells import Cells, Plan, measure, table
 from steepen.studies.context import Arms, StudyContext, find_growing_arms, find_one_arm, starting_arm
-from steepen.studies.design.choice import Choice, choose
 from steepen.studies.plotting import joined_curves, points
 from steepen.utils.formatting import format_flops
 
 SECTION = "Appendix A.2.3, Choosing the Growth Target and Transition"
 COLUMNS = {"passes": "target", "kind": "kind", "FLOPs": "budget", "ρ": "rho", "loss": "loss", "run": "run"}
+LEVEL = 0.05  # probability of any wrong rejection of a tie
 MAX_CONTROL = 1.5  # compute of a control over the largest budget: dearer ones compare with nothing
+
+Option = TypeVar("Option", bound=Hashable)
+Block = TypeVar("Block", bound=Hashable)
 
 
 def growth_target(context: StudyContext, *, arms: Arms = ()) -> Study:
@@ -131,6 +139,69 @@ def _fixed(arm: Arm, passes: int) -> Arm:
     family = "loop" if arm.tied else "untied"
     name = f"{family}-{passes}" if "inject" in arm.core_boundary else f"{arm.name}-fixed-{passes}"
     return replace(arm, name=name, title=f"{arm.title}, fixed {passes}", passes=PassSchedule.fixed(passes))
+
+
+@dataclass(frozen=True)
+class Choice(Generic[Option]):
+    """The option with the lowest mean loss, and those that the runs cannot tell from it.
+
+    `behind` is each other option's loss above the best one's, `errors` the standard errors of these
+    differences and `p_values` their p values, adjusted for the number of options; None without a degree of
+    freedom.
+    """
+
+    best: Option
+    ties: tuple[Option, ...]  # without the best itself
+    behind: dict[Option, float]
+    errors: dict[Option, float] | None
+    p_values: dict[Option, float] | None
+    degrees_of_freedom: int
+
+    @property
+    def decided(self) -> bool:
+        """Whether one option is better than all others."""
+        return not self.ties
+
+
+def choose(losses: Mapping[tuple[Option, Block], float], resolution: float) -> Choice[Option]:
+    """Compare options by their losses at (option, block), where every block adds a loss of its own.
+
+    The scatter about option + block gives the error of a difference. An option ties with the best if its
+    difference is not significant; without a degree of freedom, if it is below `resolution`, the difference
+    that single runs are trusted to show.
+    """
+    finite = {key: loss for key, loss in losses.items() if math.isfinite(loss)}
+    options = list(dict.fromkeys(option for option, _ in finite))
+    blocks = list(dict.fromkeys(block for _, block in finite))
+    design = np.zeros((len(finite), len(options) + len(blocks)))
+    for row, (option, block) in enumerate(finite):
+        design[row, options.index(option)] = 1.0
+        design[row, len(options) + blocks.index(block)] = 1.0
+    y = np.array(list(finite.values()))
+    inverse = np.asarray(np.linalg.pinv(design.T @ design), np.float64)
+    effect = inverse @ design.T @ y
+    free = len(y) - int(np.linalg.matrix_rank(design))
+    residual = y - design @ effect
+    best = min(options, key=lambda option: float(effect[options.index(option)]))
+    place = options.index(best)
+    behind, errors, p_values = dict[Option, float](), dict[Option, float](), dict[Option, float]()
+    variance = max(float(residual @ residual) / max(free, 1), (ROUNDING_ERROR * float(y.mean())) ** 2)
+    for i, option in enumerate(options):
+        if option == best:
+            continue
+        contrast = np.zeros(design.shape[1])
+        contrast[i], contrast[place] = 1.0, -1.0
+        behind[option] = float(contrast @ effect)
+        errors[option] = math.sqrt(max(float(contrast @ inverse @ contrast) * variance, 1e-300))
+        if free > 0:
+            p = t_p_value(behind[option], errors[option], free)
+            p_values[option] = min(1.0, p * (len(options) - 1))
+    ties = tuple(
+        option
+        for option, difference in behind.items()
+        if (p_values[option] >= LEVEL if free > 0 else difference < resolution)
+    )
+    return Choice(best, ties, behind, errors if free else None, p_values if free else None, free)
 
 
 def _judge(draft: Draft, arm: Arm, grown: Cells, threshold: float) -> None:

@@ -16,7 +16,7 @@ from steepen.recipe.passes_law import PassesLaw
 from steepen.studies.answer import Answer, Axis, Draft, Panel, Series, Study, StudyFit, Work
 from steepen.studies.cells import Cells, Plan, measure, plan_grid, run_concurrently, table
 from steepen.studies.context import StudyContext
-from steepen.studies.design import pass_families as families
+from steepen.studies.design import matched_compute as families
 from steepen.studies.drift import Drift
 from steepen.studies.driver.journal import Journal, find_study_folder
 from steepen.studies.plotting import line, points, sweep_curves

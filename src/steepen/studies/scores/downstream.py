@@ -102,7 +102,7 @@ def ladder_scores(series: Sequence[ScoreSeries], reference: str) -> Draft:
     base = next(one for one in series if one.label == reference)
     draft = Draft()
     if any(one.runs.having("nll") or one.runs.having("core22") for one in series):
-        rows = _add_multipliers(draft, series, base)[1]
+        rows = _add_multipliers(draft, series, base)
         _add_residuals(draft, series, base, tables=False)
         draft.findings = [
             f"{row.arm}: at equal answer NLL the multiplier over {reference} goes from {row.multiplier:.2f}× "
@@ -120,120 +120,120 @@ def ladder_scores(series: Sequence[ScoreSeries], reference: str) -> Draft:
 
 def _compare_series(found: Downstream, series: Sequence[ScoreSeries], scope: Scope) -> None:
     """Compare the series of each corpus with its reference, and corpora with one another."""
-    places = list(dict.fromkeys(one.corpus for one in series))
-    for place in places:
-        suffix = "" if len(places) == 1 else f", {place}"
-        own = [one for one in series if one.corpus == place]
+    corpora = grouped(series, lambda one: one.corpus)
+    for corpus, own in corpora.items():
+        suffix = "" if len(corpora) == 1 else f", {corpus}"
         reference = next((one for one in own if one.arm == found.reference), None)
         if reference is not None:
             _one_corpus(found, own, reference, scope, suffix)
         else:
             missing = f"there is no scored run of {found.reference}{suffix}: nothing to compare with there"
             found.scores.warnings.append(missing)
-    if len(places) > 1:
+    if len(corpora) > 1:
         _corpora(found.scores, series, found.reference, scope)
 
 
 def _one_corpus(
     found: Downstream, series: Sequence[ScoreSeries], reference: ScoreSeries, scope: Scope, suffix: str
 ) -> None:
-    draft = found.scores
-    multipliers, rows = _add_multipliers(draft, series, reference, suffix)
+    draft = Draft()
+    rows = _add_multipliers(draft, series, reference, suffix)
     found.multipliers.extend(rows)
     for one in series:
         own = [row for row in rows if row.arm == one.label]
         words = [f"{row.equal} {row.multiplier:.2f}× → {row.multiplier_there:.2f}×" for row in own]
         draft.findings += [f"{one.label}: compute multiplier at equal {'; '.join(words)}."] if own else []
-    values: dict[str, Any] = {
-        "multipliers": {
-            name: {label: [[m.flops, m.value] for m in own] for label, own in by_series.items()}
-            for name, by_series in multipliers.items()
-        }
-    }
-    values |= _add_residuals(draft, series, reference, suffix)
-    forecasts, forecast_values = _forecasts(series, reference, scope, suffix)
+    _add_residuals(draft, series, reference, suffix)
+    forecasts = _forecasts(series, reference, scope, suffix)
     draft.add(forecasts)
-    found.forecasts.add(forecasts)
     draft.findings += [
         f"At {format_flops(one['flops'])} FLOPs the fitted laws give {one['arm']} a multiplier of "
         f"{one['multiplier']:.2f}× over {reference.label}."
-        for one in forecast_values.get("loss_forecast", {}).get("multipliers", ())
+        for one in forecasts.values.get("loss_forecast", {}).get("multipliers", ())
     ]
-    draft.values[suffix.removeprefix(", ") or "scores"] = values | forecast_values
+    found.forecasts.add(forecasts)
+    found.scores.add(draft, part=suffix.removeprefix(", ") or "scores")
 
 
 def _add_multipliers(
     draft: Draft, series: Sequence[ScoreSeries], reference: ScoreSeries, suffix: str = ""
-) -> tuple[score_ladders.Multipliers, list[MultiplierRow]]:
-    """Add metrics along the series and multipliers where they are equal."""
+) -> list[MultiplierRow]:
+    """Add metrics along the series and multipliers where they are equal; returns the ends of these."""
     found = score_ladders.score_multipliers(series, reference)
     rows = score_ladders.multiplier_rows(found)
     draft.panels += score_ladders.metric_panels(series, suffix)
     draft.panels += score_ladders.multiplier_panels(series, reference, found, suffix)
     draft.tables.append(score_ladders.multiplier_table(rows, reference.label, suffix))
-    return found, rows
+    draft.values["multipliers"] = {
+        name: {label: [[m.flops, m.value] for m in own] for label, own in by_series.items()}
+        for name, by_series in found.items()
+    }
+    return rows
 
 
 def _add_residuals(
     draft: Draft, series: Sequence[ScoreSeries], reference: ScoreSeries, suffix: str = "", tables: bool = True
-) -> dict[str, Any]:
+) -> None:
     """Add what the loss does not explain: answer NLL about one line for all, tasks about the reference's."""
-    values: dict[str, Any] = {}
     pooled = score_residuals.pool_answer_nll(series)
     bars = score_residuals.task_bars(series, reference)
     if pooled is not None:
-        draft.panels += score_residuals.pooled_panels(series, pooled, suffix)
-        fit, means = pooled.fit, pooled.means
+        fit, means = pooled
+        draft.panels += score_residuals.pooled_panels(series, fit, suffix)
         lowest = min(means, key=lambda label: means[label])
         draft.findings.append(
             f"Answer NLL follows the loss{suffix}: one line explains {fit.r_squared:.2%} of its "
             f"variance (residual SD {fit.sd:.4f}); {lowest} lies lowest, {means[lowest]:+.4f} on average."
         )
-        values["pooled"] = {"intercept": fit.intercept, "slope": fit.slope, "sd": fit.sd, "means": means}
+        numbers = {"intercept": fit.intercept, "slope": fit.slope, "sd": fit.sd, "means": means}
+        draft.values["pooled"] = numbers
     if bars:
         draft.panels += score_residuals.bar_panels(series, reference, bars, suffix)
         draft.tables += [score_residuals.residual_table(one, suffix) for one in bars if tables]
-        values["task_residuals"] = {one.runs: one.means for one in bars}
-    return values
+        draft.values["task_residuals"] = {one.runs: one.means for one in bars}
 
 
-def _forecasts(
-    series: Sequence[ScoreSeries], reference: ScoreSeries, scope: Scope, suffix: str
-) -> tuple[Draft, dict[str, Any]]:
+def _forecasts(series: Sequence[ScoreSeries], reference: ScoreSeries, scope: Scope, suffix: str) -> Draft:
     """Loss, answer NLL and CORE beyond the ladders, of the series whose CORE can be forecast."""
-    draft, values, group = Draft(), dict[str, Any](), FORECASTS + suffix
+    draft, group = Draft(), FORECASTS + suffix
     core = forecast_core(series, scope.targets)
     chosen = series if core is None else core.series
     if laws := _laws(chosen, LOSS, reference.label):
         ratios = _law_multipliers(laws, reference.label, scope.held)
         misses = _misses(draft, LOSS, scope.held, {label: law.predict for label, law in laws.items()})
-        values["loss_forecast"] = {"held_out": misses, "multipliers": ratios}
+        draft.values["loss_forecast"] = {"held_out": misses, "multipliers": ratios}
         draft.panels.append(_loss_panel(chosen, laws, ratios, reference.label, scope, group))
     if laws := _own_laws(chosen, ANSWER_NLL):
         draft.panels.append(_nll_panel(chosen, laws, scope, group))
         predict = {label: law.predict for label, law in laws.items()}
-        values["nll_forecast"] = _misses(draft, ANSWER_NLL, scope.held, predict)
+        draft.values["nll_forecast"] = _misses(draft, ANSWER_NLL, scope.held, predict)
     if core is not None:
-        panels = score_forecasts.core_panel(core, scope, group), *score_forecasts.sigmoid_panels(core, suffix)
-        draft.panels += panels
-        if reference in core.series:
-            draft.tables.append(score_forecasts.crossing_table(core, reference.label, suffix))
-            draft.findings += _ratio_sentences(core, reference.label)
-        targets, fit = core.at_targets(), core.fit
-        predict: dict[str, Callable[[float], Any]] = {
-            one.label: lambda x, name=one.label: fit.predict(name, x)[0] for one in core.series
-        }
-        values["core_forecast"] = {
-            "r": fit.r,
-            "crossings": core.crossings,
-            "held_out": _misses(draft, replace(CORE22, name="CORE"), scope.held, predict),
-            "targets": [{"arm": label, "flops": flops, "core": score} for label, flops, score in targets],
-        }
-        draft.findings += [
-            f"{label} at {format_flops(flops)} FLOPs: CORE {score:.4f} forecast."
-            for label, flops, score in targets
-        ]
-    return draft, values
+        _add_core_forecast(draft, core, reference, scope, suffix)
+    return draft
+
+
+def _add_core_forecast(
+    draft: Draft, core: Forecast, reference: ScoreSeries, scope: Scope, suffix: str
+) -> None:
+    draft.panels.append(score_forecasts.core_panel(core, scope, FORECASTS + suffix))
+    draft.panels += score_forecasts.sigmoid_panels(core, suffix)
+    if reference in core.series:
+        draft.tables.append(score_forecasts.crossing_table(core, reference.label, suffix))
+        draft.findings += _ratio_sentences(core, reference.label)
+    targets, fit = core.at_targets(), core.fit
+    predict: dict[str, Callable[[float], Any]] = {
+        one.label: lambda x, name=one.label: fit.predict(name, x)[0] for one in core.series
+    }
+    draft.values["core_forecast"] = {
+        "r": fit.r,
+        "crossings": core.crossings,
+        "held_out": _misses(draft, replace(CORE22, name="CORE"), scope.held, predict),
+        "targets": [{"arm": label, "flops": flops, "core": score} for label, flops, score in targets],
+    }
+    draft.findings += [
+        f"{label} at {format_flops(flops)} FLOPs: CORE {score:.4f} forecast."
+        for label, flops, score in targets
+    ]
 
 
 def _laws(series: Sequence[ScoreSeries], kind: MetricKind, base: str) -> dict[str, ArmLaw]:

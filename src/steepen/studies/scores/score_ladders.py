@@ -1,4 +1,8 @@
-"""Scores along series: metrics, multipliers at equal scores, effective depth, passes at test time."""
+"""Scores along series: metrics, multipliers at equal scores, effective depth, passes at test time.
+
+A metric either falls with compute (a loss, an answer NLL) or rises (an accuracy). Multipliers interpolate
+between measurements, linear in log compute, and never extrapolate.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
+import numpy as np
+
 from steepen.evaluation.scored_runs import PassesAtTestTime, ScoreSeries
+from steepen.laws.ladder import make_ladder
+from steepen.laws.verdict.multipliers import interpolate_compute
 from steepen.results.panel import Lines
 from steepen.results.table import Column, columns_of, table_of
 from steepen.studies.answer import Axis, Panel, Series, Table
 from steepen.studies.plotting import family_curve, line, measured_curve, measured_curves, points
-from steepen.studies.scores.matched_metric import MetricMultiplier, matched_metric
+from steepen.utils.arrays import Array
 
 COMPUTE = Axis("training compute (FLOPs)", "log")
 LADDERS, MULTIPLIERS = "Scores along the ladders", "Compute multipliers at equal scores"
@@ -30,7 +38,39 @@ class MetricKind:
 LOSS, ANSWER_NLL = MetricKind("validation loss", "loss"), MetricKind("answer NLL", "nll")
 CORE22 = MetricKind("CORE, 22 tasks", "core22", "centred accuracy", rises=True)
 METRICS = (LOSS, ANSWER_NLL, CORE22, MetricKind("CORE, 17 tasks", "core17", "centred accuracy", rises=True))
+
+
+@dataclass(frozen=True)
+class MetricMultiplier:
+    """How many times less compute a series needs for the reference's metric at `flops` of the reference."""
+
+    flops: float
+    metric: float
+    value: float
+
+
 Multipliers = Mapping[str, Mapping[str, list[MetricMultiplier]]]  # by metric and series
+
+
+def matched_metric(
+    reference: tuple[Array, Array], series: tuple[Array, Array], *, rises: bool = False
+) -> list[MetricMultiplier]:
+    """Multipliers at the reference's rungs whose metric lies within the series' measured range.
+
+    `reference` and `series` are (FLOPs, metric); runs within 1% of compute are averaged. A metric that
+    fluctuates is taken as reached where the curve first crosses it.
+    """
+    sign = -1.0 if rises else 1.0
+    base = make_ladder("reference", reference[0], sign * np.asarray(reference[1], float))
+    other = make_ladder("series", series[0], sign * np.asarray(series[1], float))
+    if len(other.flops) < 2:
+        return []
+    needed = interpolate_compute(other.flops, other.loss, base.loss)
+    return [
+        MetricMultiplier(float(c), float(sign * y), float(c / x))
+        for c, y, x in zip(base.flops, base.loss, needed, strict=True)
+        if np.isfinite(x)
+    ]
 
 
 def score_curves(series: Sequence[ScoreSeries], x: str, y: str, *, join: bool = True) -> list[Series]:
