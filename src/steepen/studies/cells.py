@@ -13,12 +13,14 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Self, TypeVar, cast
 
+from steepen.errors import SteepenError
 from steepen.recipe.recipe import PlannedRun
 from steepen.results.table import Table
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Work
 from steepen.studies.context import StudyContext
+from steepen.studies.driver.journal import Batch
 from steepen.utils.json_io import json_safe
 from steepen.utils.rows import Named, Rows
 
@@ -73,18 +75,38 @@ Cells = Rows[Cell]
 Plan = tuple[PlannedRun | RunSpec, Mapping[str, Any]]  # a run, and what was varied
 
 
-def measure(context: StudyContext, planned: Iterable[Plan], *, branches: bool = False) -> Work[Cells]:
+def measure(
+    context: StudyContext,
+    planned: Iterable[Plan],
+    *,
+    branches: bool = False,
+    required: bool = False,
+    note: dict[str, Any] | None = None,
+) -> Work[Cells]:
     """Request the runs, and return their cells. The FLOPs of a planned run are counted as sweeps do.
 
-    With `branches` they start from common first steps, where the preset says so.
+    With `branches` they start from common first steps, where the preset says so. Where every run is
+    `required`, one that diverged is an error that names it. The journal has the `note` before the runs.
     """
     plans = [
         (run, values) if isinstance(run, RunSpec)
         else (context.spec(run, branch=branches), {"flops": context.sweep_flops(run), **values})
         for run, values in planned
     ]  # fmt: skip
-    records = yield [spec for spec, _ in plans]
+    specs = [spec for spec, _ in plans]
+    records = yield specs if note is None else Batch(specs, note)
+    for spec, record in zip(specs, records, strict=True):
+        if record is None and required:
+            raise SteepenError(
+                f"run {spec.hash} ({spec.arm.name} d{spec.shape.depth}) diverged, and this study needs every "
+                "run; lower its learning rate (a preset file, or `steepen study fit-recipe`)."
+            )
     return Rows(Cell(values, spec, record) for (spec, values), record in zip(plans, records, strict=True))
+
+
+def records_of(cells: Cells) -> list[RunRecord]:
+    """The records of the runs that finished."""
+    return [cell.record for cell in cells if cell.record is not None]
 
 
 def plan_grid(plan: Callable[..., Plan], **axes: Iterable[Any]) -> list[Plan]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from steepen.errors import SteepenError, UsageError, require_positive
+from steepen.errors import UsageError, require_positive
 from steepen.laws.analysis import MethodChoice
 from steepen.model.arm import Arm
 from steepen.model.arms import ARMS, find_arm, without_growth
@@ -23,7 +23,6 @@ from steepen.optim.config import OptimizerConfig
 from steepen.recipe.flops import flops_per_token, recipe_parameters
 from steepen.recipe.recipe import PlannedRun, Recipe
 from steepen.recipe.recipe_choice import RecipeChoice
-from steepen.runs.record import RunRecord
 from steepen.runs.spec import UNKNOWN_DATA, DataConfig, RunSpec, whole_validation_tokens
 from steepen.studies.driver.journal import preparing_data
 from steepen.studies.preset import Preset
@@ -252,17 +251,6 @@ def find_one_arm(names: Arms, study: str) -> Arm:
     if len(found) != 1:
         raise UsageError(f"{study} works on one arm at a time; give a single one with `arms`.")
     return found[0]
-
-
-def require_all_finished(specs: Sequence[RunSpec], records: Sequence[RunRecord | None]) -> list[RunRecord]:
-    """The records where every run is needed: one that diverged is an error that names it."""
-    for spec, record in zip(specs, records, strict=True):
-        if record is None:
-            raise SteepenError(
-                f"run {spec.hash} ({spec.arm.name} d{spec.shape.depth}) diverged, and this study needs every "
-                "run; lower its learning rate (a preset file, or `steepen study fit-recipe`)."
-            )
-    return [record for record in records if record is not None]
 
 
 def open_data(

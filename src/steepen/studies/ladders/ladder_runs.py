@@ -20,8 +20,8 @@ from steepen.recipe.flops import mean_flops_per_token
 from steepen.recipe.recipe import PlannedRun, Recipe
 from steepen.runs.record import RunRecord
 from steepen.studies.answer import Work
-from steepen.studies.cells import Plan, measure
-from steepen.studies.context import StudyContext, require_all_finished
+from steepen.studies.cells import Plan, measure, records_of
+from steepen.studies.context import StudyContext
 from steepen.tables.table import MIN_ARM_RUNGS, MIN_REFERENCE_RUNGS, table_from
 from steepen.utils.rows import Rows
 
@@ -126,15 +126,10 @@ def run_ladders(
         for one, depth, run in runs
         for seed in seeds or context.preset.seeds
     ]
-    cells = yield from measure(context, plans)
-    require_all_finished([cell.spec for cell in cells], [cell.record for cell in cells])
+    cells = yield from measure(context, plans, required=True)
     return [
         MeasuredLadder(
-            one,
-            {
-                depth: [cell.record for cell in cells.where(ladder=one.label, depth=depth) if cell.record]
-                for depth in one.depths
-            },
+            one, {depth: records_of(cells.where(ladder=one.label, depth=depth)) for depth in one.depths}
         )
         for one in ladders
     ]

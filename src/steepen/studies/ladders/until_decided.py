@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from steepen.errors import UsageError
 from steepen.launch.cost_estimate import Budget
 from steepen.laws.next_runs import MAX_SEEDS, Offer
 from steepen.laws.stopping import Look, Stopping, StoppingRule
 from steepen.results.table import Table
 from steepen.runs.record import RunRecord
-from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Draft, Work
-from steepen.studies.cells import table
-from steepen.studies.context import StudyContext, require_all_finished
-from steepen.studies.driver.journal import Batch
-from steepen.studies.ladders.ladder_runs import LadderSpec, MeasuredLadder, to_ladders
+from steepen.studies.cells import Plan, measure, records_of, table
+from steepen.studies.context import StudyContext
+from steepen.studies.ladders.ladder_runs import LadderSpec, MeasuredLadder, drop_impossible_depths, to_ladders
 
 START_RUNGS, START_SEEDS = 4, 2  # of every ladder, before the first look
 
@@ -34,70 +31,66 @@ class _Runs:
     ladders: Sequence[LadderSpec]
     seeds: Sequence[int]
     limit: Budget
-    records: dict[str, dict[int, list[RunRecord]]]
+    done: dict[str, dict[int, list[RunRecord]]]  # by label and depth
 
-    def depths(self, ladder: LadderSpec) -> list[int]:
-        """The ladder's depths, and those between them at which the arm exists."""
-        found: list[int] = []
-        for depth in range(min(ladder.depths), max(ladder.depths) + 1):
-            with contextlib.suppress(UsageError):
-                ladder.run(self.context, depth)
-                found.append(depth)
-        return found
+    def make(self, wanted: Sequence[tuple[LadderSpec, int]], note: dict[str, Any]) -> Work[None]:
+        """Make runs of ladders at depths, each with the rung's next seed; the journal has the note first."""
+        plans: list[Plan] = []
+        count: Counter[tuple[str, int]] = Counter()
+        for ladder, depth in wanted:
+            seed = self._seed(len(self.done[ladder.label].get(depth, ())) + count[ladder.label, depth])
+            count[ladder.label, depth] += 1
+            run = ladder.run(self.context, depth)
+            plans.append((self.context.spec(run, seed=seed, optimizer=ladder.optimizer), {}))
+        cells = yield from measure(self.context, plans, required=True, note=note)
+        for (ladder, depth), record in zip(wanted, records_of(cells), strict=True):
+            self.done[ladder.label].setdefault(depth, []).append(record)
 
-    def seed(self, number: int) -> int:
+    def _seed(self, number: int) -> int:
         """The seed of a rung's n-th run: those that were given, then the next numbers."""
         if number < len(self.seeds):
             return self.seeds[number]
         return max(self.seeds) + 1 + number - len(self.seeds)
 
-    def make(self, wanted: Sequence[tuple[LadderSpec, int]], note: dict[str, Any]) -> Work[None]:
-        """Make runs of ladders at depths, each with the rung's next seed; the journal has the note first."""
-        specs: list[RunSpec] = []
-        count: dict[tuple[str, int], int] = {}
-        for ladder, depth in wanted:
-            own = len(self.records[ladder.label].get(depth, ()))
-            number = count.setdefault((ladder.label, depth), own)
-            count[ladder.label, depth] += 1
-            run = ladder.run(self.context, depth)
-            specs.append(self.context.spec(run, seed=self.seed(number), optimizer=ladder.optimizer))
-        found = yield Batch(specs, note)
-        for (ladder, depth), record in zip(wanted, require_all_finished(specs, found), strict=True):
-            self.records[ladder.label].setdefault(depth, []).append(record)
-
+    @property
     def measured(self) -> list[MeasuredLadder]:
         """The ladders so far."""
-        return [MeasuredLadder(one, dict(sorted(self.records[one.label].items()))) for one in self.ladders]
+        return [MeasuredLadder(one, dict(sorted(self.done[one.label].items()))) for one in self.ladders]
 
-    def cost(self, flops: float) -> float:
-        """What a run would cost of the budget: FLOPs, or seconds by a line through those that were made."""
-        if self.limit.seconds is None:
-            return flops
-        done = [record for own in self.records.values() for runs in own.values() for record in runs]
-        x = np.log([record.flops for record in done])
-        y = np.log([max(record.seconds_total, 1e-3) for record in done])
-        slope = float(np.polyfit(x, y, 1)[0]) if np.ptp(x) > 0 else 1.0
-        return math.exp(float(y.mean()) + slope * (math.log(flops) - float(x.mean())))
+    @property
+    def records(self) -> list[RunRecord]:
+        """The records so far."""
+        return [record for own in self.done.values() for runs in own.values() for record in runs]
 
     @property
     def spent(self) -> float:
         """The cost of the runs so far."""
-        done = [record for own in self.records.values() for runs in own.values() for record in runs]
-        return sum(record.flops if self.limit.seconds is None else record.seconds_total for record in done)
+        by_time = self.limit.seconds is not None
+        return sum(record.seconds_total if by_time else record.flops for record in self.records)
 
     def offers(self) -> list[Offer]:
-        """The runs that could be made next."""
+        """The runs that could be made next: of every ladder, at its depths and those between them."""
         found: list[Offer] = []
         for ladder in self.ladders:
-            for depth in self.depths(ladder):
-                have = self.records[ladder.label].get(depth, [])
+            every = range(min(ladder.depths), max(ladder.depths) + 1)
+            for depth in drop_impossible_depths(replace(ladder, depths=tuple(every)), self.context)[0].depths:
+                have = self.done[ladder.label].get(depth, [])
                 if len(have) >= MAX_SEEDS:
                     continue
                 flops = have[0].flops if have else ladder.expected_flops(self.context, depth)
                 found.append(
-                    Offer(ladder.label, flops, self.cost(flops), MAX_SEEDS - len(have), depth, not have)
+                    Offer(ladder.label, flops, self._cost(flops), MAX_SEEDS - len(have), depth, not have)
                 )
         return found
+
+    def _cost(self, flops: float) -> float:
+        """What a run would cost of the budget: FLOPs, or seconds by a line through those that were made."""
+        if self.limit.seconds is None:
+            return flops
+        x = np.log([record.flops for record in self.records])
+        y = np.log([max(record.seconds_total, 1e-3) for record in self.records])
+        slope = float(np.polyfit(x, y, 1)[0]) if np.ptp(x) > 0 else 1.0
+        return math.exp(float(y.mean()) + slope * (math.log(flops) - float(x.mean())))
 
 
 def run_until_decided(
@@ -132,17 +125,15 @@ def run_until_decided(
     by_label = {one.label: one for one in ladders}
     stopping = Stopping(rule)
     while True:
-        look = stopping.look(to_ladders(runs.measured()), runs.offers(), runs.spent)
+        look = stopping.look(to_ladders(runs.measured), runs.offers(), runs.spent)
         if not look.batch:
             break
         batch = [(by_label[offer.arm], offer.depth or 0) for offer in look.batch]
         yield from runs.make(batch, {"look": look.to_dict()})
-    measured = runs.measured()
-    spent = sum(record.flops for one in measured for record in one.records)
-    draft.findings += _findings(stopping, spent / fixed)
+    draft.findings += _findings(stopping, sum(record.flops for record in runs.records) / fixed)
     draft.tables.append(_looks_table(stopping))
     draft.values["looks"] = [look.to_dict() for look in stopping.looks]
-    return measured, stopping
+    return runs.measured, stopping
 
 
 def _looks_table(stopping: Stopping) -> Table:

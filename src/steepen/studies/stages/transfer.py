@@ -13,7 +13,7 @@ from steepen.recipe.paper_tables import INITIAL
 from steepen.recipe.recipe import Recipe
 from steepen.studies.answer import Draft, Study, Work
 from steepen.studies.cells import Plan, measure, plan_grid, run_concurrently, table
-from steepen.studies.context import Arms, StudyContext, find_arms, require_all_finished
+from steepen.studies.context import Arms, StudyContext, find_arms
 from steepen.studies.ladders.ladder import compare_ladders
 from steepen.studies.ladders.ladder_runs import LadderSpec, ladder_spec
 from steepen.studies.registry import choose_parts
@@ -70,8 +70,8 @@ def _probe(context: StudyContext, source_arm: Arm, chosen: Sequence[Arm]) -> Wor
         return context.base_run(arm, own), {}
 
     members = (source_arm, *chosen)
-    cells = yield from measure(context, plan_grid(plan, arm=members, recipe=("own", "transferred")))
-    require_all_finished([cell.spec for cell in cells], [cell.record for cell in cells])
+    plans = plan_grid(plan, arm=members, recipe=("own", "transferred"))
+    cells = yield from measure(context, plans, required=True)
     draft = Draft(
         values={"probe": {}},
         method=[f"Base size on {context.preset.fixed_tokens:,} tokens, one seed."],
