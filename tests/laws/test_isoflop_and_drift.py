@@ -14,7 +14,7 @@ from steepen.laws.fits.vertex import find_vertex
 from steepen.laws.isoflop_table import fit_isoflop_table
 from steepen.laws.ladder import make_ladder
 from steepen.studies.design.matched_compute import convex_envelope, envelope_compute, loss_at, slice_families
-from steepen.studies.drift import HyperparameterSweep, fit_affine, fit_drift, fit_growth_fraction
+from steepen.studies.drift import fit_affine, fit_drift, fit_growth_fraction
 from steepen.tables.table import table_from
 
 
@@ -211,14 +211,14 @@ def test_affine_growth_law_reproduces_the_papers_fractions() -> None:
 
 def test_drift_exponent_regret_and_range() -> None:
     multiples = np.array([0.25, 0.5, 1, 2, 4])
-    slices = [
-        HyperparameterSweep(n, multiples, 3.0 * np.exp(0.01 * np.log(multiples / (n / 1e8) ** -0.78) ** 2))
+    slices = {
+        n: (multiples, 3.0 * np.exp(0.01 * np.log(multiples / (n / 1e8) ** -0.78) ** 2))
         for n in (1e8, 1.5e8, 2.2e8)
-    ]
+    }
     drift = fit_drift(slices)
     assert drift.law is not None
     assert drift.law.exponent == pytest.approx(-0.78)
-    top = slices[-1].loss
+    _, top = slices[2.2e8]
     assert drift.regret == pytest.approx((top[1] + top[3]) / 2 - top[2])
     assert drift.span == pytest.approx(top.max() - top.min())
     assert drift.at_parameters == 2.2e8

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,15 +13,6 @@ from steepen.laws.distributions import Interval, t_interval
 from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit, fit_isoflop, fit_power_law
 from steepen.laws.fits.vertex import Vertex, find_vertex
 from steepen.utils.arrays import Array
-
-
-@dataclass(frozen=True, eq=False)
-class HyperparameterSweep:
-    """A sweep of one hyperparameter at one model size: multiples of its base value, and losses."""
-
-    parameters: float
-    multiples: Array
-    loss: Array
 
 
 @dataclass(frozen=True)
@@ -42,29 +33,31 @@ class Drift:
     exceeds_three_standard_errors: bool
 
 
-def fit_drift(sweeps: Sequence[HyperparameterSweep], confidence: float = 0.90) -> Drift:
+def fit_drift(sweeps: Mapping[float, tuple[Array, Array]], confidence: float = 0.90) -> Drift:
     """Fit log optimum against log size, each optimum the vertex of log loss against log multiple.
 
-    Censored optima are excluded.
+    `sweeps` are multiples of a hyperparameter's base value, and their losses, by model size. Censored optima
+    are excluded.
     """
     if not sweeps:
         raise UsageError("there are no sweeps to fit a drift to.")
-    ordered = sorted(sweeps, key=lambda s: s.parameters)
+    ordered = sorted(sweeps.items(), key=lambda one: one[0])
     vertices = tuple(
-        find_vertex(s.multiples, s.loss, budget=s.parameters, confidence=confidence) for s in ordered
+        find_vertex(multiples, loss, budget=size, confidence=confidence)
+        for size, (multiples, loss) in ordered
     )
     places = np.array([[v.budget, v.x] for v in vertices if v.interior])
     line = fit_power_law(places[:, 0], places[:, 1], confidence) if len(places) >= 2 else None
-    regret = span = size = None
-    for swept in ordered:
-        at = [np.isclose(swept.multiples, multiple, rtol=1e-6) for multiple in (0.5, 1.0, 2.0)]
+    regret = span = largest = None
+    for size, (multiples, loss) in ordered:
+        at = [np.isclose(multiples, multiple, rtol=1e-6) for multiple in (0.5, 1.0, 2.0)]
         if all(close.any() for close in at):
-            half, base, twice = (float(np.mean(swept.loss[close])) for close in at)
-            regret, span, size = 0.5 * (half + twice) - base, float(np.ptp(swept.loss)), swept.parameters
+            half, base, twice = (float(np.mean(loss[close])) for close in at)
+            regret, span, largest = 0.5 * (half + twice) - base, float(np.ptp(loss)), size
     significant = (
         line is not None and line.degrees_of_freedom > 0 and abs(line.exponent) >= 3 * line.standard_error
     )
-    return Drift(line, vertices, regret, span, size, significant)
+    return Drift(line, vertices, regret, span, largest, significant)
 
 
 def fit_growth_fraction(budget: Array, rho: Array, loss: Array, confidence: float = 0.90) -> IsoflopFit:

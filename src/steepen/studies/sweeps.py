@@ -9,7 +9,7 @@ no law, which its arbitrary distance would bias.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,14 +20,40 @@ from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit, fit_isoflop
 from steepen.laws.fits.isoflop_runs import fit_isoflop_runs
 from steepen.laws.fits.vertex import MIN_POINTS, Vertex, find_vertex
 from steepen.model.arm import Arm
-from steepen.studies.cells import Cells, Plan, Row
+from steepen.studies.cells import Cells, Plan, Row, plan_grid
 from steepen.studies.context import StudyContext, starting_arm
-from steepen.studies.drift import Drift, HyperparameterSweep, fit_drift
+from steepen.studies.drift import Drift, fit_drift
 from steepen.utils.rows import Rows
 
 
-def growth_sweep_run(context: StudyContext, arm: Arm, depth: int, flops: float, rho: float) -> Plan:
-    """A run of a sweep over ρ at fixed compute, and the ρ it has: growth starts at a whole step.
+def plan_growth_sweeps(
+    context: StudyContext,
+    arms: Iterable[Arm],
+    depths: Sequence[int],
+    rho: Iterable[float],
+    tpp: Iterable[float] = (),
+) -> tuple[list[Plan], list[str]]:
+    """The runs of sweeps over ρ at fixed compute, and a warning of each depth at which an arm does not exist.
+
+    A sweep has the compute of `tpp` tokens per parameter without growth, by default those of the recipe.
+    """
+
+    def plan(arm: Arm, depth: int, tpp: float, rho: float) -> Plan:
+        flops = context.flops_at_tpp(arm, depth, tpp)
+        run, realized = _growth_run(context, arm, depth, flops, rho)
+        return run, {"budget": flops, **realized}
+
+    plans, left_out = list[Plan](), list[str]()
+    for arm in arms:
+        possible, warnings = context.possible_depths(arm, depths)
+        budgets = sorted(tpp) or [context.recipe(arm).tpp]
+        plans += plan_grid(plan, arm=[arm], depth=possible, tpp=budgets, rho=sorted(rho))
+        left_out += warnings
+    return plans, left_out
+
+
+def _growth_run(context: StudyContext, arm: Arm, depth: int, flops: float, rho: float) -> Plan:
+    """A run of such a sweep, and the ρ it has: growth starts at a whole step.
 
     ρ = 0 is the network that the growing one starts as, under the growing arm's recipe.
     """
@@ -112,11 +138,11 @@ def fit_token_sweeps(cells: Cells, x: str) -> IsoflopFit:
 
 def fit_drift_over(cells: Cells, size: str) -> Drift | None:
     """The drift with size of a hyperparameter's best `multiple`; None if no size has runs for a parabola."""
-    sweeps = [
-        HyperparameterSweep(float(level), own.array("multiple"), own.array("loss"))
+    sweeps = {
+        float(level): (own.array("multiple"), own.array("loss"))
         for level, own in cells.having("loss").by(size).items()
         if len(own) >= MIN_POINTS
-    ]
+    }
     return fit_drift(sweeps) if sweeps else None
 
 

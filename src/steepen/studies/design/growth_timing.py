@@ -11,11 +11,11 @@ from steepen.recipe.flops import relative_costs
 from steepen.recipe.growth_law import GrowthLaw
 from steepen.recipe.recipe_choice import RecipeFile
 from steepen.studies.answer import Axis, Draft, Panel, Series, Study, StudyFit
-from steepen.studies.cells import Cells, Plan, measure, plan_grid, table
+from steepen.studies.cells import Cells, measure, table
 from steepen.studies.context import Arms, StudyContext, find_growing_arms
 from steepen.studies.drift import AffineLaw, fit_affine
 from steepen.studies.plotting import family_curve, line, points, sweep_curves
-from steepen.studies.sweeps import Optima, Optimum, find_optima, growth_sweep_run, vertices_by
+from steepen.studies.sweeps import Optima, Optimum, find_optima, plan_growth_sweeps, vertices_by
 
 SECTION = "Appendix A.2.3, Choosing the Growth Target and Transition"
 
@@ -29,15 +29,7 @@ def growth_timing(context: StudyContext, *, arms: Arms = ()) -> Study:
     """
     chosen = find_growing_arms(arms or ("loop-grow", "untied-grow"), "growth-timing")
     grid = context.preset.grids.growth_timing
-
-    def plan(arm: Arm, depth: int, tpp: float, rho: float) -> Plan:
-        return growth_sweep_run(context, arm, depth, context.flops_at_tpp(arm, depth, tpp), rho)
-
-    plans, left_out = list[Plan](), list[str]()
-    for arm in chosen:
-        depths, warnings = context.possible_depths(arm, grid.depths)
-        plans += plan_grid(plan, arm=[arm], depth=depths, tpp=sorted(grid.tpp), rho=sorted(grid.rho))
-        left_out += warnings
+    plans, left_out = plan_growth_sweeps(context, chosen, grid.depths, grid.rho, grid.tpp)
     cells = yield from measure(context, plans, branches=True)
     draft = Draft(runs=cells.column("run"), warnings=left_out)
     every: list[Optimum] = []

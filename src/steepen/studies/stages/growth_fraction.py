@@ -6,13 +6,12 @@ import math
 from typing import Any
 
 from steepen.laws.fits.isoflop import IsoflopFit
-from steepen.model.arm import Arm
 from steepen.studies.answer import Axis, Draft, Panel, Study, StudyFit
-from steepen.studies.cells import Cells, Plan, measure, plan_grid, table
+from steepen.studies.cells import Cells, measure, table
 from steepen.studies.context import Arms, StudyContext, find_growing_arms
 from steepen.studies.drift import fit_growth_fraction
 from steepen.studies.plotting import mark_mean, sweep_curves
-from steepen.studies.sweeps import growth_sweep_run, interior, mean_with_error, vertices_of
+from steepen.studies.sweeps import interior, mean_with_error, plan_growth_sweeps, vertices_of
 from steepen.utils.json_io import json_safe
 
 SECTION = "Appendix A.4.3, Stage 3: Choose a Fixed Growth Fraction"
@@ -28,17 +27,7 @@ def growth_fraction(context: StudyContext, *, arms: Arms = ()) -> Study:
     """
     grid = context.preset.grids.growth_fraction
     chosen = find_growing_arms(arms or ("untied-grow",), "growth-fraction")
-
-    def plan(arm: Arm, depth: int, rho: float) -> Plan:
-        flops = context.flops_at_tpp(arm, depth, context.recipe(arm).tpp)
-        run, realized = growth_sweep_run(context, arm, depth, flops, rho)
-        return run, {"budget": flops, **realized}
-
-    plans, left_out = list[Plan](), list[str]()
-    for arm in chosen:
-        depths, warnings = context.possible_depths(arm, grid.depths)
-        plans += plan_grid(plan, arm=[arm], depth=depths, rho=sorted(grid.rho))
-        left_out += warnings
+    plans, left_out = plan_growth_sweeps(context, chosen, grid.depths, grid.rho)
     cells = yield from measure(context, plans, branches=True)
     draft = Draft(runs=cells.column("run"), warnings=left_out)
     rows = [_report(draft, arm.name, cells.where(arm=arm.name)) for arm in chosen]
