@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from steepen.report.colours import ARM_TITLES
-from steepen.report.contents import StudyContent
+from steepen.report.contents import StudyContent, summary_rows, summary_table
 from steepen.report.load_studies import LoadedStudy, load_study
 from steepen.report.page import render_page
-from steepen.report.summary import summary_rows, summary_table
 from steepen.results.table import to_latex
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunStore

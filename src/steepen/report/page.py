@@ -21,12 +21,11 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from steepen.report.colours import DARK_BACKGROUND, LIGHT_BACKGROUND, NEUTRAL, Colour, arm_colour, arm_key
-from steepen.report.contents import FigureContent, StudyContent
+from steepen.report.contents import FigureContent, StudyContent, SummaryRow
 from steepen.report.curves import curve_label, ladder_title, legend_curves, legend_entries, main_series
 from steepen.report.figure import figure_curves, is_wide
 from steepen.report.load_studies import LoadedStudy, arm_titles, study_arm_styles
 from steepen.report.page_figure import MANY_PANELS, page_panels
-from steepen.report.summary import SummaryRow
 from steepen.results.table import columns_of, formatted_rows, numeric_columns
 from steepen.runs.record import RunRecord
 from steepen.studies.answer import Series, StudyVerdict, Table

@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import Any
 
 from steepen.laws.fits.compute_law import ArmLaw
+from steepen.report.colours import arm_key
 from steepen.report.curves import evenly, ladder_title
-from steepen.report.summary import ladder_laws
 from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory, read_metrics
 from steepen.studies.answer import Answer, Axis, Panel, Series, StudyFit, Table
@@ -139,3 +139,14 @@ def _misses(answer: Answer, records: Sequence[RunRecord]) -> list[tuple[StudyFit
         misses = {r.run: r.validation_loss - float(one.fit.predict(r.flops)) for r in own}
         found += [(one, misses)] if misses else []
     return found
+
+
+def ladder_laws(answer: Answer) -> list[StudyFit]:
+    """The law of loss against FLOPs of every ladder, the joint fit's where there are two."""
+    found: dict[tuple[str, str, str], StudyFit] = {}
+    for one in answer.fits:
+        key = (arm_key(one.arm), one.variant, one.part)
+        of_compute = isinstance(one.fit, ArmLaw) and one.quantity == "loss" and one.against.lower() == "flops"
+        if of_compute and (key not in found or one.method == "joint"):
+            found[key] = one
+    return list(found.values())

@@ -368,36 +368,28 @@ def _comparison(swept: Sequence[HyperparameterSweeps]) -> Table:
 
 def _sweep_panels(swept: Sequence[HyperparameterSweeps]) -> list[Panel]:
     """A figure for each arm (constant and scaled recipes together) and screen: a panel for each name."""
-    panels: list[Panel] = []
-    for (_, screen), own in grouped(swept, lambda one: (one.arm, one.kind == "screen")).items():
-        made = [_screen_panel(own[0], name) if screen else _panel(own, name) for name in own[0].names]
-        panels += [panel for panel in made if panel.series]
-    return panels
-
-
-def _screen_panel(one: HyperparameterSweeps, name: str) -> Panel:
-    words, listed, code = name.replace("_", " "), name in LISTED, paper_code(name)
-    return Panel(
-        f"{words} ({code})" if code else words,
-        Axis(words if listed else f"{words} (× base)", "linear" if listed and name != "adam_eps" else "log"),
-        Axis("validation loss", "log"), tuple(_curves(one, name)),
-        group=f"{one.arm}, screen: one hyperparameter at a time", columns=4,
-    )  # fmt: skip
+    figures = grouped(swept, lambda one: (one.arm, one.kind == "screen")).values()
+    panels = [_panel(own, name) for own in figures for name in own[0].names]
+    return [panel for panel in panels if panel.series]
 
 
 def _panel(own: Sequence[HyperparameterSweeps], name: str) -> Panel:
     """Loss against one hyperparameter at every size; a constant recipe is dashed beside a scaled one."""
-    beside = len(own) > 1
-    first, words = own[0], name.replace("_", " ")
+    first, beside, listed = own[0], len(own) > 1, name in LISTED
+    words, code = name.replace("_", " "), paper_code(name)
+    series = tuple(curve for one in own for curve in _curves(one, name, beside))
+    scale = "linear" if listed and name != "adam_eps" else "log"
+    axes = Axis(words if listed else f"{words} (× base)", scale), Axis("validation loss", "log")
+    if first.kind == "screen":
+        title, group = f"{words} ({code})" if code else words, "screen: one hyperparameter at a time"
+        return Panel(title, *axes, series, group=f"{first.arm}, {group}", columns=4)
     law = first.drifts[name].law if first.kind == "constant" and name in first.drifts else None
     beta = "" if law is None else f", β = {law.exponent:+.2f}".replace("-", "−")
-    title, group = f"{first.arm}: {paper_code(name) or words}{beta}", f"{first.arm}: {BOTH_RECIPES}"
-    axes = Axis(f"{words} (× base)", "log"), Axis("validation loss", "log")
-    series = tuple(series for one in own for series in _curves(one, name, beside))
+    title, group = f"{first.arm}: {code or words}{beta}", f"{first.arm}: {BOTH_RECIPES}"
     return Panel(title, *axes, series, caption=BESIDE if beside else "", group=group, columns=4)
 
 
-def _curves(one: HyperparameterSweeps, name: str, beside: bool = False) -> list[Series]:
+def _curves(one: HyperparameterSweeps, name: str, beside: bool) -> list[Series]:
     """The slices of one hyperparameter; `beside` those of another recipe, a constant one is dashed."""
     found: list[Series] = []
     dashed = beside and one.kind == "constant"
