@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from steepen.report.colours import (
     EXTRA,
@@ -35,7 +35,16 @@ ROLE_WORDS: dict[Role, str] = {
 }
 # A curve of one of these alone belongs to the curve before it, and has its colour.
 DEPENDENT: tuple[Role, ...] = ("fit", "extrapolated", "censored")
-Key = tuple[str | None, str, str, float | None, str]  # arm, variant, family, level, label
+
+
+class Key(NamedTuple):
+    """What the series of one curve have in common."""
+
+    arm: str | None
+    variant: str
+    family: str
+    level: float | None
+    label: str
 
 
 @dataclass(frozen=True)
@@ -66,12 +75,12 @@ def curves_of(panel: Panel, titles: dict[str, str]) -> list[Curve]:
         arm = None if series.arm is None else arm_key(series.arm)
         own_label = arm is None and series.level is None
         family = series.family if series.level is not None else ""
-        key = (arm, series.variant, family, series.level, series.label if own_label else "")
+        key = Key(arm, series.variant, family, series.level, series.label if own_label else "")
         buckets.setdefault(key, []).append(series)
     labels = _labels(buckets, titles)
     colours = _colours(buckets)
     return [
-        Curve(labels[key], colours[key], tuple(bucket), key[2], key[3], key[0])
+        Curve(labels[key], colours[key], tuple(bucket), key.family, key.level, key.arm)
         for key, bucket in buckets.items()
     ]
 
@@ -81,56 +90,62 @@ def _labels(buckets: dict[Key, list[Series]], titles: dict[str, str]) -> dict[Ke
     found: dict[Key, str] = {}
     given = [text_with_titles(pretty_exponents(bucket[0].label), titles) for bucket in buckets.values()]
     for (key, bucket), label in zip(buckets.items(), given, strict=True):
-        name, level = bucket[0].arm, key[3]
-        title = "" if name is None else ladder_title(name, key[1], titles)
+        name = bucket[0].arm
+        title = "" if name is None else ladder_title(name, key.variant, titles)
         found[key] = label
-        if title and level is None:
+        if title and key.level is None:
             found[key] = title
-        elif level is not None and given.count(label) > 1:
-            found[key] = f"{title}, {label}" if title else f"{label} ({format_value(level)})"
+        elif key.level is not None and given.count(label) > 1:
+            found[key] = f"{title}, {label}" if title else f"{label} ({format_value(key.level)})"
     return found
 
 
 def _colours(buckets: dict[Key, list[Series]]) -> dict[Key, Colour]:
     """Colours by arm, by place in a family, or in the order of the palette."""
-    levels: dict[str, list[float]] = {}
-    variants: dict[str, list[str]] = {}  # the ladders of each arm
     arms: dict[str, Colour] = {}
-    for (arm, variant, family, level, _), bucket in buckets.items():
-        if arm is not None:
+    for key, bucket in buckets.items():
+        if key.arm is not None:
             chosen = bucket[0].colour
-            arms[arm] = Colour(*chosen) if chosen else arms.get(arm) or arm_colour(arm)
-        if level is not None:
-            levels[family] = sorted({*levels.get(family, []), level})
-        elif arm is not None and variant not in variants.setdefault(arm, []):
-            variants[arm].append(variant)
+            arms[key.arm] = Colour(*chosen) if chosen else arms.get(key.arm) or arm_colour(key.arm)
+    families = grouped((key for key in buckets if key.level is not None), lambda key: key.family)
+    levels = {name: sorted({key.level or 0.0 for key in own}) for name, own in families.items()}
+    ladders = grouped((key for key in buckets if key.level is None), lambda key: key.arm)
+    variants = {
+        arm: list(dict.fromkeys(key.variant for key in own))
+        for arm, own in ladders.items()
+        if arm is not None
+    }
     # Colours that no arm of the figure has, for curves that are no arms and third ladders of an arm.
     taken = {arms[arm] for arm in variants}
     free = iter(colour for colour in (EXTRA if variants else PALETTE) if colour not in taken)
-    by_variant: dict[tuple[str, str], Colour] = {}
+    by_variant: dict[tuple[str | None, str], Colour] = {}
     for arm, own in variants.items():
         others = [level_colour(0.45, arms[arm])] if len(own) == 2 else [next(free, NEUTRAL) for _ in own[1:]]
         by_variant |= {(arm, one): colour for one, colour in zip(own, (arms[arm], *others), strict=True)}
     found: dict[Key, Colour] = {}
     latest: Colour | None = None
     for key, bucket in buckets.items():
-        arm, variant, family, level, _ = key
         chosen = bucket[0].colour
-        if arm is None and chosen is not None:
+        if key.arm is None and chosen is not None:
             found[key] = Colour(*chosen)
-        elif level is not None:
-            own = levels[family]
-            # The only level of an arm has the arm's own colour, not the faintest shade of it.
-            alone = 1.0 if arm is not None else 0.0
-            place = own.index(level) / (len(own) - 1) if len(own) > 1 else alone
-            found[key] = level_colour(place, arms.get(arm or ""), list(levels).index(family))
-        elif arm is not None:
-            found[key] = by_variant[arm, variant]
+        elif key.level is not None:
+            place = _place(key.level, levels[key.family], alone=key.arm is not None)
+            found[key] = level_colour(place, arms.get(key.arm or ""), list(levels).index(key.family))
+        elif key.arm is not None:
+            found[key] = by_variant[key.arm, key.variant]
         elif latest is not None and all(series.role in DEPENDENT for series in bucket):
             found[key] = latest
         else:
             found[key] = latest = next(free, NEUTRAL)
     return found
+
+
+def _place(level: float, levels: list[float], *, alone: bool) -> float:
+    """The place of a level among those of its family, from 0 to 1.
+
+    The only level of an arm is 1: it has the arm's own colour, not the faintest shade of it.
+    """
+    return levels.index(level) / (len(levels) - 1) if len(levels) > 1 else float(alone)
 
 
 def ladder_title(arm: str, variant: str, titles: dict[str, str]) -> str:

@@ -164,7 +164,29 @@ def draw_panel(
     inches: tuple[float, float] = (5.0, 3.6),
 ) -> DrawnPanel:
     """Draw a panel into axes; `curves` are those of a whole figure."""
-    (x_low, x_high), (y_low, y_high) = limits or panel_limits(panel)
+    limits = limits or panel_limits(panel)
+    _set_axes(axes, panel, limits, inches)
+    owners = {id(series): curve for curve in curves for series in curve.series}
+    own = [(series, owners[id(series)]) for series in panel.series]
+    order = {"band": 0, "bars": 1, "line": 2, "points": 3}
+    drawn = sorted(own, key=lambda pair: order[pair[0].kind])
+    hidden = 0
+    bars = [series for series, _ in drawn if series.kind == "bars"]
+    places = [at for series in bars for at in (series.y if panel.y.names else series.x)]
+    beside = len(bars) if len(set(places)) < len(places) else 1  # series that share no place need no room
+    for i, (series, curve) in enumerate(drawn):
+        place = (bars.index(series) if series in bars and beside > 1 else 0, beside)
+        hidden += _draw_series(axes, panel, series, curve.colour.light, f"s{i}", place)
+    draw_reference_lines(axes, panel, inches, FONT)
+    y_low, y_high = limits[1]
+    edges = [v for s, _ in drawn if s.kind == "band" for v in (*s.y, *s.y_high)]
+    cut = any(not y_low <= edge <= y_high for edge in edges)
+    return DrawnPanel(panel, axes, tuple(drawn), hidden, cut)
+
+
+def _set_axes(axes: Axes, panel: Panel, limits: tuple[Limits, Limits], inches: tuple[float, float]) -> None:
+    """Set scales, limits, ticks, labels and grid."""
+    (x_low, x_high), (y_low, y_high) = limits
     axes.set(xscale=panel.x.scale, yscale=panel.y.scale)
     axes.set_xlim((x_high, x_low) if panel.x.reverse else (x_low, x_high))
     axes.set_ylim((y_high, y_low) if panel.y.reverse else (y_low, y_high))
@@ -178,21 +200,6 @@ def draw_panel(
     axes.set_ylabel(wrapped(panel.y.label, tall - 0.3), labelpad=3, parse_math=False)
     axes.grid(axis="x" if panel.y.names else "y", color=GRID, linewidth=0.4)
     axes.set_axisbelow(True)
-    owners = {id(series): curve for curve in curves for series in curve.series}
-    own = [(series, owners[id(series)]) for series in panel.series]
-    order = {"band": 0, "bars": 1, "line": 2, "points": 3}
-    drawn = sorted(own, key=lambda pair: order[pair[0].kind])
-    hidden = 0
-    bars = [series for series, _ in drawn if series.kind == "bars"]
-    places = [at for series in bars for at in (series.y if panel.y.names else series.x)]
-    beside = len(bars) if len(set(places)) < len(places) else 1  # series that share no place need no room
-    for i, (series, curve) in enumerate(drawn):
-        place = (bars.index(series) if series in bars and beside > 1 else 0, beside)
-        hidden += _draw_series(axes, panel, series, curve.colour.light, f"s{i}", place)
-    draw_reference_lines(axes, panel, inches, FONT)
-    edges = [v for s, _ in drawn if s.kind == "band" for v in (*s.y, *s.y_high)]
-    cut = any(not y_low <= edge <= y_high for edge in edges)
-    return DrawnPanel(panel, axes, tuple(drawn), hidden, cut)
 
 
 def set_ticks(axis: Any, described: Axis, limits: Limits, inches: float, *, whole: bool) -> None:
@@ -234,12 +241,7 @@ def _draw_series(
 ) -> int:
     """Draw one series; returns how many of its points the axes cannot show."""
     if series.kind == "band":
-        inside = [i for i, x in enumerate(series.x) if can_show(x, panel.x)]
-        edges = series.y, series.y_high
-        low, high = ([(series.x[i], _inside(edge[i], panel.y, axes)) for i in inside] for edge in edges)
-        if low:
-            outline = np.array([*low, *reversed(high)])
-            axes.fill(*outline.T, color=colour, alpha=0.15, linewidth=0, zorder=1.5, gid=gid)
+        _draw_band(axes, panel, series, colour, gid)
         return 0
     shown = shown_points(series, panel)
     x, y = [series.x[i] for i in shown], [series.y[i] for i in shown]
@@ -260,6 +262,15 @@ def _draw_series(
             *pair, color=colour if series.kind == "points" else AXIS, lw=0.7, zorder=2.5, gid=f"{gid}-e"
         )
     return len(series.x) - len(shown) if series.kind == "points" else 0
+
+
+def _draw_band(axes: Axes, panel: Panel, series: Series, colour: str, gid: str) -> None:
+    inside = [i for i, x in enumerate(series.x) if can_show(x, panel.x)]
+    edges = series.y, series.y_high
+    low, high = ([(series.x[i], _inside(edge[i], panel.y, axes)) for i in inside] for edge in edges)
+    if low:
+        outline = np.array([*low, *reversed(high)])
+        axes.fill(*outline.T, color=colour, alpha=0.15, linewidth=0, zorder=1.5, gid=gid)
 
 
 def _draw_bars(
