@@ -67,9 +67,7 @@ def extrapolate(
     )
     everything = [*measured, *held]
     draft = Draft(
-        values={"forecast_before_the_run": forecast, "flops": analysis.to_dict()},
-        verdicts=list(report.study_verdicts(analysis, measured)),
-        fits=list(report.study_fits(analysis, measured)),
+        values={"forecast_before_the_run": forecast},
         warnings=[*notes, *analysis.warnings, *ladder_runs.repeated_data_warnings(everything)],
         method=[
             "The ladder is fitted, and its forecast recorded, before the held-out run is requested; that run "
@@ -77,6 +75,7 @@ def extrapolate(
         ],
         runs=[record.run for one in everything for record in one.records],
     )
+    report.add_laws(draft, analysis, measured)
     _add_held_out(draft, own, depth, analysis, measured)
     draft.tables += [report.verdict_table(analysis), report.runs_table(everything)]
     _add_projection(draft, analysis, own, grid.project)

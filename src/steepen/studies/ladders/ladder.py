@@ -128,7 +128,8 @@ def compare_ladders(
     at = c0 or base.expected_flops(context, base.recipe.base_depth)
     known: dict[str, Any] = {"noise": noise, "lr_regret": lr_regret, "level": stopping and stopping.level}
     analysis = ladder_runs.judge_ladders(context, measured, reference, c0=at, **known)
-    _add_analysis(draft, analysis, measured)
+    report.add_analysis(draft, analysis, measured)
+    draft.warnings += analysis.warnings
     if whole:
         _add_times(draft, context, measured, analysis, known)
     draft.warnings += ladder_runs.repeated_data_warnings(measured)
@@ -175,17 +176,6 @@ def _method(
     return found
 
 
-def _add_analysis(draft: Draft, analysis: LadderAnalysis, measured: Sequence[MeasuredLadder]) -> None:
-    """Add verdicts, laws, panels and tables of the ladders as functions of FLOPs."""
-    draft.values["flops"] = analysis.to_dict()
-    draft.verdicts += report.study_verdicts(analysis, measured)
-    draft.fits += report.study_fits(analysis, measured)
-    draft.panels += report.ladder_panels(analysis, measured)
-    draft.tables += [report.verdict_table(analysis), report.hypotheses_table(analysis)]
-    draft.tables += report.paper_method_tables(analysis)
-    draft.warnings += analysis.warnings
-
-
 def _add_times(
     draft: Draft,
     context: StudyContext,
@@ -201,11 +191,7 @@ def _add_times(
         )
         return
     timed = ladder_runs.judge_ladders(context, measured, analysis.request.reference, by="seconds", **known)
-    draft.values["seconds"] = timed.to_dict()
-    draft.verdicts += report.study_verdicts(timed, measured, primary=False)
-    draft.fits += report.study_fits(timed, measured)
-    draft.panels += report.ladder_panels(timed, measured, by="seconds")
-    draft.tables.append(report.verdict_table(timed, "seconds"))
+    report.add_analysis(draft, timed, measured)
     draft.warnings += [f"per second: {note}" for note in timed.warnings if note not in analysis.warnings]
     draft.warnings += _time_warnings([record for one in measured for record in one.records])
 

@@ -13,7 +13,7 @@ from steepen.laws.analysis import LadderAnalysis
 from steepen.laws.verdict.multipliers import Multiplier
 from steepen.recipe.hyperparameters import with_paper_code
 from steepen.results.table import columns_of
-from steepen.studies.answer import Axis, Panel, Series, StudyFit, StudyVerdict, Table
+from steepen.studies.answer import Axis, Draft, Panel, Series, StudyFit, StudyVerdict, Table
 from steepen.studies.cells import table
 from steepen.studies.ladders.ladder_runs import Measure, MeasuredLadder, cost_of
 from steepen.studies.plotting import line, points
@@ -21,31 +21,38 @@ from steepen.studies.verdict_row import LawRow, law_rows
 from steepen.utils.formatting import cost_axis, percent
 
 
-def study_verdicts(
-    analysis: LadderAnalysis, measured: Sequence[MeasuredLadder], *, primary: bool = True
-) -> tuple[StudyVerdict, ...]:
-    """The analysis's verdicts, each with its arm and variant."""
-    ladders = {one.spec.label: one.spec for one in measured}
-    return tuple(
-        StudyVerdict(verdict, ladders[name].arm.name, ladders[name].variant, primary=primary)
+def add_analysis(draft: Draft, analysis: LadderAnalysis, measured: Sequence[MeasuredLadder]) -> None:
+    """Add all that there is to say of ladders as functions of FLOPs, or of seconds beside these."""
+    add_laws(draft, analysis, measured)
+    draft.panels += ladder_panels(analysis, measured)
+    draft.tables.append(verdict_table(analysis))
+    if _measure(analysis) == "flops":
+        draft.tables += [hypotheses_table(analysis), *paper_method_tables(analysis)]
+
+
+def add_laws(draft: Draft, analysis: LadderAnalysis, measured: Sequence[MeasuredLadder]) -> None:
+    """Add the numbers, the verdicts, and the law of every ladder by every method."""
+    by, ladders = _measure(analysis), {one.spec.label: one for one in measured}
+    draft.values[by] = analysis.to_dict()
+    draft.verdicts += [
+        StudyVerdict(verdict, **ladders[name].curve, primary=by == "flops")
         for name, verdict in analysis.verdicts.items()
-    )
+    ]
+    for method, fit in analysis.fits.items():
+        for name, law in fit.arms.items():
+            own = ladders[name]
+            runs = tuple(record.run for record in own.records)
+            unit = analysis.request.unit
+            draft.fits.append(StudyFit(law, "loss", unit, **own.curve, method=method, runs=runs))
 
 
-def study_fits(analysis: LadderAnalysis, measured: Sequence[MeasuredLadder]) -> tuple[StudyFit, ...]:
-    """The law of every ladder by every method."""
-    ladders = {one.spec.label: one.spec for one in measured}
-    runs = {one.spec.label: tuple(record.run for record in one.records) for one in measured}
-    return tuple(
-        StudyFit(law, "loss", analysis.request.unit, ladders[name].arm.name, ladders[name].variant,
-                 method=method, runs=runs[name])
-        for method, fit in analysis.fits.items()
-        for name, law in fit.arms.items()
-    )  # fmt: skip
+def _measure(analysis: LadderAnalysis) -> Measure:
+    return "seconds" if analysis.request.unit == "seconds" else "flops"
 
 
-def verdict_table(analysis: LadderAnalysis, by: Measure = "flops") -> Table:
+def verdict_table(analysis: LadderAnalysis) -> Table:
     """One row per ladder: its three answers with their numbers, and its exponent."""
+    by = _measure(analysis)
     noun = cost_axis(by).noun
     shown = [column for column in columns_of(LawRow).values() if column.shown]
     rows = [{column.header: column.of(row) for column in shown} for row in law_rows(analysis)]
@@ -104,11 +111,10 @@ def paper_method_tables(analysis: LadderAnalysis) -> list[Table]:
     return [table("Laws by the paper's method", rows, caption)]
 
 
-def law_panels(
-    analysis: LadderAnalysis, measured: Sequence[MeasuredLadder], by: Measure = "flops"
-) -> tuple[Panel, Panel]:
+def law_panels(analysis: LadderAnalysis, measured: Sequence[MeasuredLadder]) -> tuple[Panel, Panel]:
     """Loss and reducible loss against cost, with the fitted laws."""
-    axis, head = cost_axis(by), analysis.primary_fit
+    by, head = _measure(analysis), analysis.primary_fit
+    axis = cost_axis(by)
     group = "Laws" if by == "flops" else f"Laws and multipliers per {axis.noun}"
     loss: list[Series] = []
     reducible: list[Series] = []
@@ -141,14 +147,12 @@ def law_panels(
     )  # fmt: skip
 
 
-def ladder_panels(
-    analysis: LadderAnalysis, measured: Sequence[MeasuredLadder], by: Measure = "flops"
-) -> list[Panel]:
+def ladder_panels(analysis: LadderAnalysis, measured: Sequence[MeasuredLadder]) -> list[Panel]:
     """Loss with fitted laws and multipliers with bands; by FLOPs also reducible loss and exponents."""
-    loss, reducible = law_panels(analysis, measured, by)
+    loss, reducible = law_panels(analysis, measured)
     curves = {one.spec.label: one.curve for one in measured}
     multipliers = multiplier_panel(analysis, curves)
-    if by != "flops":
+    if _measure(analysis) != "flops":
         return [loss, replace(multipliers, group=loss.group)]
     exponents = [exponent_panel(analysis, curves)]
     if len(analysis.fits) > 1:
