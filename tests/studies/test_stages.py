@@ -143,6 +143,10 @@ def test_arms_without_injection_skip_the_injection_sweep(paper: StudyContext) ->
     assert "injection_weight" in sweeps["operator-1"]
     assert "injection_weight" not in sweeps["vanilla"]
     assert len(sweeps["operator-1"]) == len(sweeps["vanilla"]) + 2
+    # Asked for that sweep alone, there is none: the starting values are measured and stay.
+    nothing = Formula(separable).answer(chain_tuning(paper, arms=["vanilla"], parts=["injection_weight"]))
+    own = nothing.values["vanilla"]
+    assert own["steps"] == [] and own["loss"] == own["initial_loss"]
 
 
 def test_gain_below_1e_3_is_not_adopted(paper: StudyContext) -> None:

@@ -33,7 +33,7 @@ class Drift:
     exceeds_three_standard_errors: bool
 
 
-def fit_drift(sweeps: Mapping[float, tuple[Array, Array]], confidence: float = 0.90) -> Drift:
+def fit_drift(sweeps: Mapping[float, tuple[Array, Array]]) -> Drift:
     """Fit log optimum against log size, each optimum the vertex of log loss against log multiple.
 
     `sweeps` are multiples of a hyperparameter's base value, and their losses, by model size. Censored optima
@@ -42,12 +42,9 @@ def fit_drift(sweeps: Mapping[float, tuple[Array, Array]], confidence: float = 0
     if not sweeps:
         raise UsageError("there are no sweeps to fit a drift to.")
     ordered = sorted(sweeps.items(), key=lambda one: one[0])
-    vertices = tuple(
-        find_vertex(multiples, loss, budget=size, confidence=confidence)
-        for size, (multiples, loss) in ordered
-    )
+    vertices = tuple(find_vertex(multiples, loss, budget=size) for size, (multiples, loss) in ordered)
     places = np.array([[v.budget, v.x] for v in vertices if v.interior])
-    line = fit_power_law(places[:, 0], places[:, 1], confidence) if len(places) >= 2 else None
+    line = fit_power_law(places[:, 0], places[:, 1]) if len(places) >= 2 else None
     regret = span = largest = None
     for size, (multiples, loss) in ordered:
         at = [np.isclose(multiples, multiple, rtol=1e-6) for multiple in (0.5, 1.0, 2.0)]
@@ -60,16 +57,14 @@ def fit_drift(sweeps: Mapping[float, tuple[Array, Array]], confidence: float = 0
     return Drift(line, vertices, regret, span, largest, significant)
 
 
-def fit_growth_fraction(budget: Array, rho: Array, loss: Array, confidence: float = 0.90) -> IsoflopFit:
+def fit_growth_fraction(budget: Array, rho: Array, loss: Array) -> IsoflopFit:
     """Each budget's best fraction ρ of tokens after growth, by a parabola; mean rounded to one decimal."""
-    return fit_isoflop(
-        budget, rho, loss, log_x=False, log_loss=False, confidence=confidence, decimals=1, needs_law=False
-    )
+    return fit_isoflop(budget, rho, loss, log_x=False, log_loss=False, decimals=1, needs_law=False)
 
 
 @dataclass(frozen=True)
 class AffineLaw:
-    """y = a·x + b with t-intervals; for growth, x is TPP without it and y the TPP at the best transition."""
+    """y = a·x + b, 90% intervals; for growth x is TPP without it and y the TPP at the best transition."""
 
     a: float
     b: float
@@ -87,7 +82,7 @@ class AffineLaw:
         return (self.expansion(tpp) - first_expansion) / (full_expansion - first_expansion)
 
 
-def fit_affine(x: Array, y: Array, confidence: float = 0.90) -> AffineLaw:
+def fit_affine(x: Array, y: Array) -> AffineLaw:
     """Ordinary least squares of y on x."""
     x, y = np.asarray(x, float), np.asarray(y, float)
     if len(x) < 3 or np.ptp(x) == 0:
@@ -97,7 +92,7 @@ def fit_affine(x: Array, y: Array, confidence: float = 0.90) -> AffineLaw:
     found = stats.linregress(x, y)
     nu, a, b = len(x) - 2, float(found.slope), float(found.intercept)
     of_a, of_b = (
-        t_interval(value, float(error), nu, confidence)
+        t_interval(value, float(error), nu, 0.90)
         for value, error in ((a, found.stderr), (b, found.intercept_stderr))
     )
     return AffineLaw(a, b, of_a, of_b, float(found.rvalue) ** 2, nu)

@@ -83,11 +83,7 @@ def envelope_compute(flops: Array, loss: Array, target: float) -> float:
 
 
 def slice_families(
-    families: dict[float, Ladder],
-    budgets: Array,
-    confidence: float = 0.90,
-    *,
-    interpolation: RungInterpolation = "linear",
+    families: dict[float, Ladder], budgets: Array, *, interpolation: RungInterpolation = "linear"
 ) -> list[ComputeSlice]:
     """Slice families (keyed by K, or any positive setting) at budgets; optima by parabolas in log K."""
     for key in families:
@@ -99,14 +95,14 @@ def slice_families(
     for budget in np.asarray(budgets, float).tolist():
         every = {key: loss_at(ladder, budget, interpolation) for key, ladder in sorted(families.items())}
         losses = {key: value for key, value in every.items() if value is not None}
-        found.append(ComputeSlice(budget, losses, _best(losses, budget, confidence)))
+        found.append(ComputeSlice(budget, losses, _best(losses, budget)))
     return found
 
 
-def _best(losses: dict[float, float], budget: float, confidence: float) -> Vertex | None:
+def _best(losses: dict[float, float], budget: float) -> Vertex | None:
     keys, values = np.array(list(losses)), np.array(list(losses.values()))
     if len(keys) >= 3:
-        return find_vertex(keys, values, budget=budget, confidence=confidence)
+        return find_vertex(keys, values, budget=budget)
     if len(keys) == 2:
         i = int(np.argmin(values))
         unbounded = (-math.inf, math.inf)

@@ -36,12 +36,12 @@ class SimulatedStudy:
 
 def simulate_study(
     study: Work[Any],
-    store: RunStore,
+    store: RunStore | None,
     *,
     accept_diverged: bool = False,
     stand_in: Callable[[RunSpec], RunRecord] | None = None,
 ) -> SimulatedStudy:
-    """Step through a study with the finished records; start and write nothing.
+    """Step through a study with the finished records (none without a store); start and write nothing.
 
     It stops at the first batch with unfinished runs, or goes on with the records that `stand_in` makes of
     them.
@@ -49,12 +49,14 @@ def simulate_study(
     found = SimulatedStudy()
 
     def records(specs: Sequence[RunSpec]) -> list[RunRecord | None]:
-        missing = _unfinished(specs, store, accept_diverged)
-        found.finished |= {spec.hash for spec in specs} - missing.keys()
+        every = {spec.hash: spec for spec in specs}
+        missing = every if store is None else _unfinished(every, store, accept_diverged)
+        found.finished |= every.keys() - missing.keys()
         found.unfinished |= missing
         if missing and stand_in is None:
             raise _Stop
-        return [stand_in(spec) if stand_in and spec.hash in missing else store.record(spec) for spec in specs]
+        made = {name: stand_in(spec) for name, spec in missing.items() if stand_in is not None}
+        return [made.get(spec.hash) or (store.record(spec) if store else None) for spec in specs]
 
     # Synthetic records beside real ones may fail a fit: then what was requested so far is returned.
     with contextlib.suppress(_Stop, *([SteepenError] if stand_in else [])):
@@ -64,8 +66,8 @@ def simulate_study(
     return found
 
 
-def _unfinished(specs: Sequence[RunSpec], store: RunStore, accept_diverged: bool) -> dict[str, RunSpec]:
-    """The specs whose runs have no record, by hash; without those that diverged, if that is accepted."""
+def _unfinished(every: dict[str, RunSpec], store: RunStore, accept_diverged: bool) -> dict[str, RunSpec]:
+    """The specs whose runs have no record; without those that diverged, if that is accepted."""
 
     def diverged(spec: RunSpec) -> bool:
         run = store.run(spec)
@@ -73,8 +75,8 @@ def _unfinished(specs: Sequence[RunSpec], store: RunStore, accept_diverged: bool
         return failure is not None and failure[0] == "Diverged" and not run.busy()
 
     return {
-        spec.hash: spec
-        for spec in specs
+        name: spec
+        for name, spec in every.items()
         if store.record(spec) is None and not (accept_diverged and diverged(spec))
     }
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
 from datetime import datetime
 from itertools import pairwise
 from typing import Any, Literal
 
-from steepen.errors import SteepenError, UsageError
+from steepen.errors import UsageError
 from steepen.launch.cost_estimate import Budget
 from steepen.laws.analysis import LadderAnalysis
 from steepen.laws.next_runs import Question
@@ -17,9 +16,8 @@ from steepen.laws.stopping import Stopping, StoppingRule
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.runs.record import RunRecord
-from steepen.runs.spec import RunSpec, expected_flops
+from steepen.runs.spec import expected_flops
 from steepen.studies.answer import Draft, Study, Work
-from steepen.studies.cells import lead
 from steepen.studies.context import Arms, StudyContext, find_arms
 from steepen.studies.ladders import ladder_runs, until_decided
 from steepen.studies.ladders import verdict_report as report
@@ -221,18 +219,13 @@ def _borrowed_caution(
 
 def _cost_of_fitting_a_recipe(context: StudyContext, arm: Arm) -> tuple[int, float]:
     """Runs and FLOPs of `fit-recipe`, estimated by leading it through synthetic records."""
+    from steepen.studies.driver.dry_run import simulate_study
     from steepen.studies.stages.fit_recipe import fit_recipe
     from steepen.studies.synthetic import SIMULATED_RECORDS
 
-    requested: dict[str, RunSpec] = {}
-
-    def records(specs: Sequence[RunSpec]) -> list[RunRecord]:
-        requested.update({spec.hash: spec for spec in specs})
-        return [SIMULATED_RECORDS[0](spec) for spec in specs]
-
-    with contextlib.suppress(SteepenError):  # too little data for a stage: what was requested so far
-        lead(fit_recipe(context, arms=[arm]), records)
-    return len(requested), sum(map(expected_flops, requested.values()))
+    # With too little data for a stage: what was requested so far.
+    found = simulate_study(fit_recipe(context, arms=[arm]), None, stand_in=SIMULATED_RECORDS[0])
+    return len(found.unfinished), sum(map(expected_flops, found.unfinished.values()))
 
 
 def _name_on_the_command_line(arm: Arm) -> str:

@@ -82,6 +82,11 @@ class Chain:
     runs: list[str] = field(default_factory=list[str])
     warnings: list[str] = field(default_factory=list[str])
 
+    @property
+    def initial_loss(self) -> float:
+        """The loss of the starting values; an arm without injection has no sweep of its weight."""
+        return self.steps[0]["baseline"] if self.steps else self.loss
+
 
 def chain_tuning(
     context: StudyContext, *, arms: Arms = (), parts: Sequence[str] = (), from_recipe: bool = False
@@ -263,14 +268,14 @@ def chain_answer(context: StudyContext, chains: Sequence[Chain]) -> Answer:
         draft.values[chain.arm.name] = {
             "hyperparameters": chain.values.to_dict(),
             "loss": chain.loss,
-            "initial_loss": chain.steps[0]["baseline"],
+            "initial_loss": chain.initial_loss,
             "steps": chain.steps.dicts(*named, tried="losses"),
         }
     return draft.answer("chain-tuning", "Which hyperparameters are best at the base size?", SECTION)
 
 
 def _sentence(chain: Chain, grid: ChainGrid) -> str:
-    first = chain.steps[0]["baseline"]
+    first = chain.initial_loss
     names = dict.fromkeys(name for adopted in chain.steps.column("adopted") for name in adopted)
     return (
         f"{chain.arm.name}: tuning takes the loss from {first:.4f} to {chain.loss:.4f} "
