@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Annotated, TypeAlias
 
 from steepen.errors import UsageError, nearest
-from steepen.report.colours import arm_key, arm_styles, own_colour
 from steepen.results.panel import Panel, Series
 from steepen.utils.codec import option
 from steepen.utils.values import Pairs, Text, Words, from_text
@@ -41,11 +40,16 @@ class FigureOptions:
     @property
     def titles(self) -> dict[str, str]:
         """The labels, by the names of arms as they are and as they are compared."""
+        from steepen.report.colours import arm_key
+
         labels = self.labels or {}
         return labels | {arm_key(name): label for name, label in labels.items()}
 
     def apply(self, panels: Sequence[Panel]) -> list[Panel]:
         """The chosen panels; every arm has one colour and one marker in all of them."""
+        from steepen.report.colours import arm_key, arm_styles, own_colour
+        from steepen.report.curves import styled_panel
+
         arms = list(dict.fromkeys(one.arm for panel in panels for one in panel.series if one.arm))
         for name, given in (("labels", self.labels), ("colours", self.colours), ("order", self.order)):
             unknown = next((arm for arm in given or () if arm not in arms), None)
@@ -60,8 +64,6 @@ class FigureOptions:
 
         def place(series: Series) -> int:
             return ordered.index(series.arm) if series.arm else len(ordered)
-
-        from steepen.report.curves import styled_panel
 
         return [
             styled_panel(replace(panel, series=tuple(sorted(panel.series, key=place))), styles)

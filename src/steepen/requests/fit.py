@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 from steepen.errors import UsageError
 from steepen.requests.request import Request
 from steepen.requests.tables import TABLE, ReadsTable
-from steepen.results.chinchilla import ChinchillaResult
 from steepen.results.fit import ComputeResult
-from steepen.results.isoflop import IsoflopResult
 from steepen.results.panel import Panel
 from steepen.results.result import Result
 from steepen.results.table import Column, Table
@@ -27,10 +25,14 @@ if TYPE_CHECKING:
     from steepen.laws.distributions import Prior
     from steepen.laws.fits.chinchilla import ChinchillaLoss
     from steepen.laws.isoflop_table import SweepLoss
+    from steepen.laws.ladder import Ladder
+    from steepen.results.chinchilla import ChinchillaResult
+    from steepen.results.isoflop import IsoflopResult
     from steepen.studies.answer import StudyVerdict
     from steepen.tables.table import Table as RunTable
 
-OneFit: TypeAlias = ComputeResult | ChinchillaResult | IsoflopResult
+    OneFit: TypeAlias = ComputeResult | ChinchillaResult | IsoflopResult
+
 # Panels of --help.
 COMPUTE = HelpPanel("Law: compute")
 CHINCHILLA = HelpPanel("Law: chinchilla, looped")
@@ -144,11 +146,8 @@ class FitsBy(Result):
             yield Paragraph()
 
 
-FitResult: TypeAlias = OneFit | FitsBy
-
-
 @dataclass(frozen=True, kw_only=True)
-class Fit(ReadsTable, Request[FitResult]):
+class Fit(ReadsTable, Request["OneFit | FitsBy"]):
     """Fit a scaling law to a table of runs and judge each arm against a reference.
 
     One model of the table, with the compute law L = E + A·(C/C0)^−γ of every arm (columns arm, flops, loss),
@@ -266,7 +265,7 @@ class Fit(ReadsTable, Request[FitResult]):
         if self.score and not self.score.is_file():
             raise UsageError(f"there are no registered forecasts at {self.score}; `register` writes them.")
 
-    def run(self) -> FitResult:
+    def run(self) -> OneFit | FitsBy:
         """Read the table and fit the law; with `by`, to each part of the table."""
         from steepen.tables.clean_table import merged, worst_first
 
@@ -315,7 +314,6 @@ class Fit(ReadsTable, Request[FitResult]):
 
 def _fit_compute(request: Fit, table: RunTable) -> ComputeResult:
     """Fit every arm's compute law, judge the arms, and register or score forecasts."""
-    from steepen.laws import registered_forecasts as forecasts
     from steepen.laws.analysis import AnalysisRequest, analyse_table, choose_reference
     from steepen.laws.ladder import read_ladders
 
@@ -333,24 +331,34 @@ def _fit_compute(request: Fit, table: RunTable) -> ComputeResult:
     )  # fmt: skip
     with spinner(f"fitting {len(arms)} arms"):
         analysis, ladders = analyse_table(table, settings, request.held_out())
-    registered, scored, over_all = (), (), None
+    found = ComputeResult(analysis, ladders, full=request.full, exit_codes=request.exit_code)
+    if request.register or request.score:
+        found = _with_forecasts(request, found, arms)
+    return replace(found, predictions=found.predict(request.predict)) if request.predict else found
+
+
+def _with_forecasts(request: Fit, found: ComputeResult, arms: dict[str, Ladder]) -> ComputeResult:
+    """The result with the forecasts that were scored against its runs, and those that it registers."""
+    from steepen.laws import registered_forecasts as forecasts
+
     if request.score:
         scored = tuple(forecasts.score_registered(forecasts.read_registered(request.score), arms))
         forecasts.record_scores(request.score, scored)
         over_all = forecasts.calibration(forecasts.read_ledger(request.score))
+        found = replace(found, scored=scored, calibration=over_all)
     if request.register and request.budget:
-        written = forecasts.register_forecasts(request.register, analysis, ladders, request.budget, arms)
-        registered = tuple(forecasts.score_registered(written, {}))
-    found = ComputeResult(
-        analysis, ladders, registered, scored, over_all, full=request.full, exit_codes=request.exit_code
-    )
-    return replace(found, predictions=found.predict(request.predict)) if request.predict else found
+        written = forecasts.register_forecasts(
+            request.register, found.analysis, found.ladders, request.budget, arms
+        )
+        found = replace(found, registered=tuple(forecasts.score_registered(written, {})))
+    return found
 
 
 def _fit_chinchilla(request: Fit, table: RunTable) -> ChinchillaResult:
     """Fit L(N, D) to every arm (one law for looped models), and compare arms with a reference."""
     from steepen.laws.chinchilla_table import fit_chinchilla_table
     from steepen.laws.fits.chinchilla import ChinchillaSettings
+    from steepen.results.chinchilla import ChinchillaResult
 
     settings = ChinchillaSettings(
         loss=cast("ChinchillaLoss", request.objective or "huber"), delta=request.delta,
@@ -370,6 +378,7 @@ def _fit_chinchilla(request: Fit, table: RunTable) -> ChinchillaResult:
 
 def _fit_isoflop(request: Fit, table: RunTable) -> IsoflopResult:
     from steepen.laws.isoflop_table import fit_isoflop_table
+    from steepen.results.isoflop import IsoflopResult
 
     found = fit_isoflop_table(
         table, loss=cast("SweepLoss", request.objective or "log-mse"), vertex=request.vertex,

@@ -11,25 +11,10 @@ from steepen.tables.sources.tracked_runs import Points, TrackedRun, import_track
 PAGE = 1000  # runs that MLflow gives at once
 
 
-def is_database(file: Path) -> bool:
-    """Whether a file is a database of SQLite, as MLflow's default store is."""
-    return _head(file).startswith(b"SQLite format 3")
-
-
-def _head(file: Path) -> bytes:
-    with file.open("rb") as opened:
-        return opened.read(4096)
-
-
-def is_file_store(folder: Path) -> bool:
-    """Whether a folder is an mlruns: a folder for each experiment, with its meta.yaml."""
-    return any(b"experiment_id" in _head(file) for file in folder.glob("*/meta.yaml") if file.is_file())
-
-
-def read_experiment(place: str) -> list[TrackedRun]:
+def read(place: str) -> list[TrackedRun]:
     """The runs of an experiment of MLFLOW_TRACKING_URI, or of a store's file or folder."""
     if Path(place).exists():
-        return read_store(Path(place))
+        return _read_store(Path(place))
     client = import_tracker("mlflow", "mlflow", f"mlflow:{place}").MlflowClient()
     experiments = {one.name: one.experiment_id for one in client.search_experiments()}
     if place not in experiments:
@@ -38,7 +23,7 @@ def read_experiment(place: str) -> list[TrackedRun]:
     return _read(client, [experiments[place]])
 
 
-def read_store(path: Path) -> list[TrackedRun]:
+def _read_store(path: Path) -> list[TrackedRun]:
     """The runs of all experiments of a database file or a folder."""
     mlflow = import_tracker("mlflow", "mlflow", str(path))
     uri = f"sqlite:///{path.resolve()}" if path.is_file() else path.resolve().as_uri()

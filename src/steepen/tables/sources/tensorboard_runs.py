@@ -13,15 +13,10 @@ from steepen.utils.files import read_text
 SETTINGS = ("hparams.yaml", "config.yaml")  # beside the event files, as Lightning and others write them
 
 
-def event_folders(folder: Path) -> list[Path]:
-    """The folders with event files."""
-    return sorted({file.parent for file in folder.rglob("*tfevents*") if file.is_file()})
-
-
-def read_folder(place: str) -> list[TrackedRun]:
+def read(place: str) -> list[TrackedRun]:
     """The runs under a folder. Folders inside a run's own (of `add_hparams`) belong to the run."""
     top = Path(place)
-    folders = event_folders(top)
+    folders = sorted({file.parent for file in top.rglob("*tfevents*") if file.is_file()})
     if not folders:
         raise UsageError(f"there are no event files of TensorBoard under {place}.")
     module = import_tracker(

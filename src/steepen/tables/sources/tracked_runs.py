@@ -19,6 +19,7 @@ TRACKERS = (
     "runs of a tracker (wandb:ENTITY/PROJECT, mlflow:EXPERIMENT, trackio:PROJECT, or a folder of W&B, MLflow "
     "or TensorBoard)"
 )
+READERS = ("wandb", "mlflow", "trackio", "tensorboard")  # `read` of NAME_runs.py beside this file
 Points = Sequence[tuple[int, float]]  # (step, value), by increasing step
 
 
@@ -150,26 +151,30 @@ def import_tracker(module: str, package: str, source: str) -> Any:
 
 def _read_runs(source: str) -> list[TrackedRun] | None:
     """The runs of a tracker by prefix, or by what a folder or file holds; None if it is no tracker's."""
-    from steepen.tables.sources import mlflow_runs, tensorboard_runs, trackio_runs, wandb_runs
-
-    readers = {
-        "wandb": wandb_runs.read_project,
-        "mlflow": mlflow_runs.read_experiment,
-        "trackio": trackio_runs.read_project,
-        "tensorboard": tensorboard_runs.read_folder,
-    }
     kind, colon, place = source.partition(":")
-    if colon and kind in readers:
-        if not place:
-            raise UsageError(f"{source} names no runs; give {TRACKERS}.")
-        return readers[kind](place)
-    path = Path(source)
-    if path.is_file():
-        return mlflow_runs.read_store(path) if mlflow_runs.is_database(path) else None
-    if not path.is_dir():
+    if not colon or kind not in READERS:
+        kind, place = _tracker_of(Path(source)), source
+    if not kind:
         return None
-    if wandb_runs.run_files(path):
-        return wandb_runs.read_folder(path)
-    if mlflow_runs.is_file_store(path):
-        return mlflow_runs.read_store(path)
-    return tensorboard_runs.read_folder(source) if tensorboard_runs.event_folders(path) else None
+    if not place:
+        raise UsageError(f"{source} names no runs; give {TRACKERS}.")
+    return importlib.import_module(f"steepen.tables.sources.{kind}_runs").read(place)
+
+
+def _tracker_of(path: Path) -> str:
+    """Whose runs a file or folder holds; "" for no tracker's."""
+    if path.is_file():
+        return "mlflow" if _head(path).startswith(b"SQLite format 3") else ""  # MLflow's default store
+    if not path.is_dir():
+        return ""
+    if next(path.rglob("*.wandb"), None) is not None:
+        return "wandb"
+    # A folder mlruns has one for each experiment.
+    if any(b"experiment_id" in _head(file) for file in path.glob("*/meta.yaml") if file.is_file()):
+        return "mlflow"
+    return "tensorboard" if any(file.is_file() for file in path.rglob("*tfevents*")) else ""
+
+
+def _head(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        return opened.read(4096)

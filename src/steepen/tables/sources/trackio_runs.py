@@ -8,7 +8,7 @@ import sys
 from steepen.tables.sources.tracked_runs import TrackedRun, by_metric, flat, import_tracker
 
 
-def read_project(place: str) -> list[TrackedRun]:
+def read(place: str) -> list[TrackedRun]:
     """The runs of a project."""
     source = f"trackio:{place}"
     with contextlib.redirect_stdout(sys.stderr):  # it prints while it is imported

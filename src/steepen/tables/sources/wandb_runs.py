@@ -15,10 +15,10 @@ BLOCK = 32768  # bytes: a run's file is a log of LevelDB's format, after a heade
 HEADER = 7
 
 
-def read_project(place: str) -> list[TrackedRun]:
+def read(place: str) -> list[TrackedRun]:
     """The runs of ENTITY/PROJECT on the server that `wandb login` knows, or of a folder."""
     if Path(place).is_dir():
-        return read_folder(Path(place))
+        return _read_folder(Path(place))
     wandb = import_tracker("wandb", "wandb", f"wandb:{place}")
     return [_server_run(run) for run in wandb.Api().runs(place)]
 
@@ -36,16 +36,11 @@ def _server_run(run: Any) -> TrackedRun:
     )  # fmt: skip
 
 
-def run_files(folder: Path) -> list[Path]:
-    """The files of runs under a folder: wandb/offline-run-…/run-ID.wandb."""
-    return sorted(folder.rglob("*.wandb"))
-
-
-def read_folder(folder: Path) -> list[TrackedRun]:
-    """The runs that were logged to files under a folder."""
+def _read_folder(folder: Path) -> list[TrackedRun]:
+    """The runs that were logged to files under a folder: wandb/offline-run-…/run-ID.wandb."""
     messages = import_tracker("wandb.proto.wandb_internal_pb2", "wandb", str(folder))
     runs: dict[str, TrackedRun] = {}
-    for file in run_files(folder):
+    for file in sorted(folder.rglob("*.wandb")):
         identity, run = _read_file(file, messages)
         runs[identity] = run  # a later file of the same run continues it
     return list(runs.values())
