@@ -63,7 +63,7 @@ def python_reference() -> str:
     import steepen
     from steepen.requests.report import Report
 
-    lazy: dict[str, str] = steepen.__dict__["_LAZY"]
+    modules: dict[str, str] = steepen.MODULES
     lines = [
         "# Python reference", "",
         "What `import steepen` offers, from the docstrings. [steepen in Python](python.md) shows it in use.",
@@ -74,7 +74,7 @@ def python_reference() -> str:
         if name in kinds:
             continue
         request = Report if name == "report" else getattr(getattr(steepen, name), "request", None)
-        lines += [f"::: {lazy[name]}.{name}", ""] if request is None else function_reference(name, request)
+        lines += [f"::: steepen.{modules[name]}.{name}", ""] if request is None else function_reference(name, request)
     lines += [
         "## Results",
         "",
@@ -91,7 +91,7 @@ def python_reference() -> str:
             lines += [f"::: {module}.{name}", ""]
     lines += ["## Arms and errors", ""]
     for name in sorted(kinds):
-        lines += [f"::: {lazy[name]}.{name}", ""]
+        lines += [f"::: steepen.{modules[name]}.{name}", ""]
     return "\n".join(lines)
 
 

@@ -23,134 +23,83 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what `__getattr__` loads, for editors and type checkers
     from steepen.errors import SteepenError as SteepenError
     from steepen.errors import UsageError as UsageError
     from steepen.model.arm import Arm as Arm
     from steepen.model.stages import PassSchedule as PassSchedule
-    from steepen.requests.arms import Arms, BestPasses
-    from steepen.requests.data import Prepare
-    from steepen.requests.evaluate import Evaluate
-    from steepen.requests.fit import Fit
-    from steepen.requests.forecast import Downstream, Forecast
-    from steepen.requests.keep import Keep
-    from steepen.requests.ledger import Ledger
-    from steepen.requests.models import Export, Generate, ImportModel
-    from steepen.requests.next_runs import Next
-    from steepen.requests.paper import Paper
-    from steepen.requests.plan import Plan
-    from steepen.requests.power import Power
-    from steepen.requests.report import Pack, Unpack
-    from steepen.requests.request import function
-    from steepen.requests.spec import Spec
-    from steepen.requests.status import Status
+    from steepen.requests.arms import arms as arms
+    from steepen.requests.arms import best_passes as best_passes
+    from steepen.requests.data import prepare as prepare
+    from steepen.requests.evaluate import evaluate as evaluate
+    from steepen.requests.fit import fit as fit
+    from steepen.requests.forecast import downstream as downstream
+    from steepen.requests.forecast import forecast as forecast
+    from steepen.requests.keep import keep as keep
+    from steepen.requests.ledger import ledger as ledger
+    from steepen.requests.models import export as export
+    from steepen.requests.models import generate as generate
+    from steepen.requests.models import import_model as import_model
+    from steepen.requests.next_runs import next_runs as next_runs
+    from steepen.requests.paper import paper as paper
+    from steepen.requests.plan import plan as plan
+    from steepen.requests.power import power as power
+    from steepen.requests.report import pack as pack
+    from steepen.requests.report import unpack as unpack
+    from steepen.requests.spec import spec as spec
+    from steepen.requests.status import status as status
     from steepen.requests.study import dry_run_study as dry_run_study
     from steepen.requests.study import ladder as ladder
     from steepen.requests.study import study as study
-    from steepen.requests.train import Train
+    from steepen.requests.train import train as train
     from steepen.results.runs import open_runs as open_runs
     from steepen.results.study import open_study as open_study
 
-    next_runs = function(Next)
-    pack = function(Pack)
-    unpack = function(Unpack)
-    ledger = function(Ledger)
-    fit = function(Fit)
-    spec = function(Spec)
-    power = function(Power)
-    keep = function(Keep)
-    prepare = function(Prepare)
-    plan = function(Plan)
-    evaluate = function(Evaluate)
-    paper = function(Paper)
-    generate = function(Generate)
-    export = function(Export)
-    import_model = function(ImportModel)
-    status = function(Status)
-    arms = function(Arms)
-    best_passes = function(BestPasses)
-    forecast = function(Forecast)
-    downstream = function(Downstream)
-    train = function(Train)
-
     __version__: str
 
-# Where each name is; with a class, the function of that request.
-_LAZY = {
-    "fit": "steepen.requests.fit:Fit",
-    "power": "steepen.requests.power:Power",
-    "next_runs": "steepen.requests.next_runs:Next",
-    "keep": "steepen.requests.keep:Keep",
-    "ledger": "steepen.requests.ledger:Ledger",
-    "paper": "steepen.requests.paper:Paper",
-    "spec": "steepen.requests.spec:Spec",
-    "train": "steepen.requests.train:Train",
-    "plan": "steepen.requests.plan:Plan",
-    "arms": "steepen.requests.arms:Arms",
-    "best_passes": "steepen.requests.arms:BestPasses",
-    "prepare": "steepen.requests.data:Prepare",
-    "evaluate": "steepen.requests.evaluate:Evaluate",
-    "status": "steepen.requests.status:Status",
-    "downstream": "steepen.requests.forecast:Downstream",
-    "forecast": "steepen.requests.forecast:Forecast",
-    "generate": "steepen.requests.models:Generate",
-    "export": "steepen.requests.models:Export",
-    "import_model": "steepen.requests.models:ImportModel",
-    "pack": "steepen.requests.report:Pack",
-    "unpack": "steepen.requests.report:Unpack",
-    **dict.fromkeys(("ladder", "study", "dry_run_study"), "steepen.requests.study"),
-    "open_study": "steepen.results.study",
-    "open_runs": "steepen.results.runs",
-    "Arm": "steepen.model.arm",
-    "PassSchedule": "steepen.model.stages",
-    **dict.fromkeys(("SteepenError", "UsageError"), "steepen.errors"),
+# The module of each name of the API, in the order of the docstring.
+MODULES = {
+    "fit": "requests.fit",
+    "power": "requests.power",
+    "next_runs": "requests.next_runs",
+    "keep": "requests.keep",
+    "ledger": "requests.ledger",
+    "paper": "requests.paper",
+    "arms": "requests.arms",
+    "plan": "requests.plan",
+    "best_passes": "requests.arms",
+    "spec": "requests.spec",
+    "prepare": "requests.data",
+    "train": "requests.train",
+    "evaluate": "requests.evaluate",
+    "generate": "requests.models",
+    "export": "requests.models",
+    "import_model": "requests.models",
+    "ladder": "requests.study",
+    "study": "requests.study",
+    "dry_run_study": "requests.study",
+    "open_study": "results.study",
+    "status": "requests.status",
+    "report": "report",  # the package itself, which can be called
+    "open_runs": "results.runs",
+    "downstream": "requests.forecast",
+    "forecast": "requests.forecast",
+    "pack": "requests.report",
+    "unpack": "requests.report",
+    "Arm": "model.arm",
+    "PassSchedule": "model.stages",
+    "SteepenError": "errors",
+    "UsageError": "errors",
 }
-__all__ = [  # noqa: RUF022  (in the order of the docstring)
-    "fit",
-    "power",
-    "next_runs",
-    "keep",
-    "ledger",
-    "paper",
-    "arms",
-    "plan",
-    "best_passes",
-    "spec",
-    "prepare",
-    "train",
-    "evaluate",
-    "generate",
-    "export",
-    "import_model",
-    "ladder",
-    "study",
-    "dry_run_study",
-    "open_study",
-    "status",
-    "report",  # pyright: ignore[reportUnsupportedDunderAll]  (the package, which can be called)
-    "open_runs",
-    "downstream",
-    "forecast",
-    "pack",
-    "unpack",
-    "Arm",
-    "PassSchedule",
-    "SteepenError",
-    "UsageError",
-]
+__all__ = list(MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
     """Load a name of the API on first use, so that `import steepen` loads neither numpy nor torch."""
-    if name in _LAZY:
-        place, _, request = _LAZY[name].partition(":")
-        value = getattr(importlib.import_module(place), request or name)
-        if request:
-            value = importlib.import_module("steepen.requests.request").function(value)
-        globals()[name] = value
+    if name in MODULES:
+        module = importlib.import_module(f"steepen.{MODULES[name]}")
+        globals()[name] = value = module if name == "report" else getattr(module, name)
         return value
-    if name == "report":  # a package that can be called
-        return importlib.import_module("steepen.report")
     if name == "__version__":
         from importlib.metadata import PackageNotFoundError, version
 

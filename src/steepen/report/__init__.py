@@ -19,10 +19,9 @@ class _Callable(ModuleType):
 
     def __call__(self, *args: Any, **settings: Any) -> Any:
         """Write the report of a study (or of several) to a directory; see `requests.report`."""
-        from steepen.requests.report import Report
-        from steepen.requests.request import function
+        from steepen.requests.report import report
 
-        return function(Report)(*args, **settings)
+        return report(*args, **settings)
 
 
 sys.modules[__name__].__class__ = _Callable

@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Literal
 
-from steepen.requests.request import Request
+from steepen.requests.request import Request, function
 from steepen.results.arms import ArmsResult, BestPassesResult
 from steepen.utils.codec import option
 from steepen.utils.values import Depth, Numbers
@@ -64,3 +64,7 @@ class BestPasses(Request[BestPassesResult]):
         laws = (TIED_PASSES, UNTIED_PASSES) if self.study is None else laws_of_study(self.study, self.studies)
         wanted = [law for law in laws if self.family == "both" or law.tied == (self.family == "tied")]
         return BestPassesResult([law.at(self.depth, tpp) for law in wanted for tpp in self.tpp])
+
+
+arms = function(Arms)
+best_passes = function(BestPasses)

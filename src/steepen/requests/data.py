@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from steepen.errors import UsageError, is_whole
-from steepen.requests.request import Argument, Request
+from steepen.requests.request import Argument, Request, function
 from steepen.results.result import Result
 from steepen.results.table import Column, table_of
 from steepen.results.text import Block, Facts, Lines
@@ -283,3 +283,6 @@ class VerifyData(Request[VerifiedData]):
     def run_in_terminal(self, as_json: bool = False) -> VerifiedData:
         """Verify, with a line on stderr for each shard where that is a terminal."""
         return self.run(show=sys.stderr.isatty() and not as_json)
+
+
+prepare = function(Prepare)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.score_options import ScoreOptions
-from steepen.requests.request import OUTPUT, Argument, Option, Request
+from steepen.requests.request import OUTPUT, Argument, Option, Request, function
 from steepen.results.evaluate import EvaluatedRuns, EvaluationResult, FilteredTasks
 from steepen.results.files import Written
 from steepen.results.runs import Run, Runs
@@ -296,3 +296,6 @@ class FetchCore(Request[Written]):
         counts = {"tasks": len(bundle.tasks), "examples": bundle.examples}
         sentence = f"{counts['tasks']} tasks, {counts['examples']:,} examples, verified."
         return Written(bundle.directory, contents=counts, sentence=sentence)
+
+
+evaluate = function(Evaluate)

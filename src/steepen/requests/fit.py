@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from steepen.errors import UsageError
-from steepen.requests.request import Request
+from steepen.requests.request import Request, function
 from steepen.requests.tables import TABLE, ReadsTable
 from steepen.results.fit import ComputeResult
 from steepen.results.panel import Panel
@@ -386,3 +386,6 @@ def _fit_isoflop(request: Fit, table: RunTable) -> IsoflopResult:
         budget=request.budget, hold_out=request.held_out(),
     )  # fmt: skip
     return IsoflopResult(found)
+
+
+fit = function(Fit)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from steepen.errors import UsageError
 from steepen.report.colours import ARM_TITLES
 from steepen.requests.report import FormatsField
-from steepen.requests.request import Argument, Option, Request
+from steepen.requests.request import Argument, Option, Request, function
 from steepen.requests.tables import TABLE, as_table
 from steepen.results.panel import Panel
 from steepen.results.result import Result
@@ -406,3 +406,7 @@ class Downstream(Request[DownstreamResult]):
                 raise UsageError(f"`corpora` {word!r}: write HASH=NAME, e.g. 1a2b3c4d=fineweb-edu.")
             found[key[:DIGITS]] = name
         return found
+
+
+forecast = function(Forecast)
+downstream = function(Downstream)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from steepen.requests.request import Option, Request
+from steepen.requests.request import Option, Request, function
 from steepen.requests.tables import ReadsTable
 from steepen.results.result import Result
 from steepen.results.table import Column
@@ -107,3 +107,6 @@ class Keep(ReadsTable, Request[KeepResult]):
             noise=self.noise, unit=table.axis.unit,
         )  # fmt: skip
         return KeepResult(found).with_problems(table.problems)
+
+
+keep = function(Keep)

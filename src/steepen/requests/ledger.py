@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from steepen.errors import UsageError
-from steepen.requests.request import Argument, Request
+from steepen.requests.request import Argument, Request, function
 from steepen.results.result import Result
 from steepen.results.table import Column
 from steepen.results.text import Block, Paragraph
@@ -98,3 +98,6 @@ class Ledger(Request[LedgerResult]):
         if not self.file.is_file():
             raise UsageError(f"there are no registered forecasts at {self.file}; fit --register writes them.")
         return LedgerResult(tuple(read_ledger(self.file)))
+
+
+ledger = function(Ledger)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from steepen.requests.evaluate import DeviceField, PrecisionField
-from steepen.requests.request import Argument, Option, Request
+from steepen.requests.request import Argument, Option, Request, function
 from steepen.requests.runs import RunsField
 from steepen.results.files import Written
 from steepen.results.result import Result
@@ -188,3 +188,8 @@ class ImportModel(Request[Written]):
 
         found = import_run(self.path, self.runs, self.out)
         return Written(found.path, found.notes, {"run": found.spec.hash})
+
+
+generate = function(Generate)
+export = function(Export)
+import_model = function(ImportModel)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from steepen.errors import UsageError
-from steepen.requests.request import Request
+from steepen.requests.request import Request, function
 from steepen.requests.tables import ReadsTable
 from steepen.results.result import Result
 from steepen.results.table import Column, table_of
@@ -280,3 +280,6 @@ def _suspects(
         for arm, flops in [places[one.run]]
         if arm in arms
     ]
+
+
+next_runs = function(Next)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from steepen.errors import UsageError, nearest
-from steepen.requests.request import Argument, Request
+from steepen.requests.request import Argument, Request, function
 from steepen.results.panel import Panel
 from steepen.results.result import Result
 from steepen.results.table import Column, Table, columns_of, table_of
@@ -260,3 +260,6 @@ def _item_row(item: Item) -> ItemRow:
 def _claim_row(claim: Claim, studies: PaperStudies) -> ClaimRow:
     value = claim.compute(studies)
     return ClaimRow(claim.name, claim.arm, claim.item, claim.printed, value, claim.tolerance)
+
+
+paper = function(Paper)

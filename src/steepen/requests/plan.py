@@ -10,7 +10,7 @@ from operator import attrgetter, le
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from steepen.errors import UsageError
-from steepen.requests.request import Request
+from steepen.requests.request import Request, function
 from steepen.requests.spec import SIZE, ArmField, DepthField, RunSize, Width
 from steepen.results.panel import Axis, Panel, Series
 from steepen.results.result import Result
@@ -336,3 +336,6 @@ class Plan(RunSize, Request[Planned]):
             cluster=Cluster(self.gpus, gpu, self.mfu, self.dollars_per_hour, self.micro_batch),
         )  # fmt: skip
         return PlanResult(plan)
+
+
+plan = function(Plan)

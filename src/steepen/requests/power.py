@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from steepen.errors import UsageError
-from steepen.requests.request import Request
+from steepen.requests.request import Request, function
 from steepen.results.fit import ComputeResult
 from steepen.results.panel import Axis, Panel, Series
 from steepen.results.result import Result
@@ -292,3 +292,6 @@ class Power(Request[PowerResult]):
         question: Question = "better" if verdict.better == "not resolved" else "grows"
         effect = abs(math.log(verdict.gain.value)) if question == "better" else abs(planned.delta_gamma)
         return planned, runs_for_power(analysis.judge, arm, question, effect, self.goal, planned.rule.level)
+
+
+power = function(Power)

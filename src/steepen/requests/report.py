@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from steepen.errors import UsageError
-from steepen.requests.request import Argument, Option, Request
+from steepen.requests.request import Argument, Option, Request, function
 from steepen.results.files import Packed
 from steepen.results.files import Report as ReportFiles
 from steepen.utils.codec import option
@@ -131,3 +131,8 @@ class Unpack(Request[Packed]):
         runs = {name.split("/")[1] for name in manifest.files if name.startswith("runs/")}
         folder = self.out / "studies" / manifest.study
         return Packed(folder, manifest.study, len(runs), len(manifest.files), size, unpacked=True)
+
+
+report = function(Report)
+pack = function(Pack)
+unpack = function(Unpack)

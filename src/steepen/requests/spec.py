@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from steepen.errors import UsageError
-from steepen.requests.request import Request
+from steepen.requests.request import Request, function
 from steepen.training.train_options import EXECUTION, Steps
 from steepen.utils.codec import HelpPanel, Option, Range
 from steepen.utils.values import Depth, Flops, Fraction, Seed, Tokens
@@ -215,3 +215,6 @@ class Spec(SpecFields, Request["RunSpec"]):
     def run(self) -> RunSpec:
         """The spec."""
         return self.make_spec(open_data(self.data), self.arm, self.depth)[0]
+
+
+spec = function(Spec)

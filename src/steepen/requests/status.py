@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from steepen.errors import UsageError
-from steepen.requests.request import Argument, Request
+from steepen.requests.request import Argument, Request, function
 from steepen.utils.codec import Range, option
 from steepen.utils.formatting import unwrapped
 
@@ -126,3 +126,6 @@ class Serve(OfStudies, Request[None]):
             print()
         finally:
             server.server_close()
+
+
+status = function(Status)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from steepen.errors import RemoteError, UsageError
-from steepen.requests.request import Request, fields_of, with_flags
+from steepen.requests.request import Request, fields_of, function, with_flags
 from steepen.requests.spec import (
     RUN,
     ArmField,
@@ -263,3 +263,6 @@ def _check_gpus(gpus: int, nodes: int, device: str, sequences: int) -> None:
             f"`gpus` = {gpus} is not possible: this machine has {torch.cuda.device_count()} GPUs; start "
             "ranks on several machines with torchrun or srun (docs/distributed.md)."
         )
+
+
+train = function(Train)
