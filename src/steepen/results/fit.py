@@ -13,7 +13,7 @@ from steepen.results.panel import Panel
 from steepen.results.result import Result
 from steepen.results.table import Column, Table, table_of
 from steepen.results.text import Block, Paragraph, table_width
-from steepen.studies.verdict_row import LawRow, VerdictRow, law_rows
+from steepen.studies.verdict_row import LawRow, VerdictRow, law_rows, verdict_row
 from steepen.utils.formatting import MISSING, cost_axis, format_flops, percent
 
 if TYPE_CHECKING:
@@ -77,7 +77,21 @@ class ComputeResult(Result):
 
     def predict(self, flops: float | Iterable[float]) -> Predictions:
         """The loss of every arm at one or more computes, with intervals for one run."""
-        return predict(self.analysis, self.ladders, flops)
+        from steepen.laws.verdict.holdout import forecast_loss
+
+        fit, judge, unit = self.analysis.primary_fit, self.analysis.judge, self.analysis.request.unit
+        at = [float(flops)] if isinstance(flops, int | float) else list(map(float, flops))
+        if not at or not all(math.isfinite(one) and one > 0 for one in at):
+            raise UsageError(f"cannot predict at {flops!r}; give {unit} greater than zero.")
+        found: list[PredictedLoss] = []
+        for arm in fit.arms:
+            highest = float(self.ladders[arm].flops[-1])
+            for one in at:  # by the law that figures draw, with its error and the noise of a run
+                loss, error = forecast_loss(fit, judge, arm, one, judge.run_variance(one))
+                reach, beyond = fit.quantile * error, math.log10(one / highest)
+                ends = loss - reach, loss + reach
+                found.append(PredictedLoss(arm, one, loss, *ends, beyond, fit.settings.confidence))
+        return Predictions(tuple(found), unit)
 
     def warnings(self) -> Sequence[str]:
         """Warnings about the table and the fit."""
@@ -160,8 +174,9 @@ class ComputeResult(Result):
         apart = [v for v in verdicts if v.flops_range is None]
         for verdict in apart[:MAX_NAMED]:
             yield Paragraph(f" {verdict.sentence}", "■", "yellow")
+        most = None if self.full else MAX_PAIRS_IN_BRIEF if self.analysis.pairs else MAX_ROWS_IN_BRIEF
         if verdicts:
-            yield answer_table(self.analysis, verdicts if self.full else verdicts[: self._brief], width)
+            yield answer_table(self.analysis, verdicts[:most], width)
         if self.full:
             yield from self._details(verdicts)
         elif len(verdicts) == 1 and not apart:
@@ -170,37 +185,37 @@ class ComputeResult(Result):
             yield law_table(self.analysis.primary_fit)
         if self.predictions is not None:
             yield self.predictions.table()
+        yield from self._held_out()
+        for warning in self.analysis.warnings[: None if self.full else MAX_WARNINGS_IN_BRIEF]:
+            yield Paragraph(f" {warning}", "warning:", "yellow")
+        yield from self._forecasts()
+        if most is not None:
+            yield Paragraph(self._what_else(len(verdicts), most))
+
+    def _held_out(self) -> Iterable[Block]:
         held = self.analysis.hold_out
         if held and self.full:
             yield from (_held_out(one, self.analysis.request.unit) for one in held)
         elif held:
             largest = sorted(held, key=lambda one: -one.flops)[:MAX_HELD_OUT_IN_BRIEF]
             yield held_out_table([one for one in held if one in largest])
-        warnings = self.analysis.warnings
-        for warning in warnings if self.full else warnings[:MAX_WARNINGS_IN_BRIEF]:
-            yield Paragraph(f" {warning}", "warning:", "yellow")
+
+    def _forecasts(self) -> Iterable[Block]:
+        """Registered forecasts, and how those of the ledger did."""
         for one in (*self.registered, *self.scored):
             style = "green" if one.inside else "dim" if one.inside is None else "bold red"
             yield Paragraph(f" {one.sentence()}", "■", style)
         if self.calibration is not None:
             yield Paragraph(f" {self.calibration.sentence()}", "ledger:", "bold")
-        if not self.full:
-            yield Paragraph(self._what_else(len(verdicts), len(warnings)))
 
-    @property
-    def _brief(self) -> int:
-        return MAX_PAIRS_IN_BRIEF if self.analysis.pairs else MAX_ROWS_IN_BRIEF
-
-    def _what_else(self, verdicts: int, warnings: int) -> str:
-        more = [
-            f"{count - shown} more {what if count - shown > 1 else what.removesuffix('s')}"
-            for what, count, shown in (
-                ("comparisons", verdicts, self._brief),
-                ("hold-outs", len(self.analysis.hold_out), MAX_HELD_OUT_IN_BRIEF),
-                ("warnings", warnings, MAX_WARNINGS_IN_BRIEF),
-            )
-            if count > shown
-        ]
+    def _what_else(self, verdicts: int, most: int) -> str:
+        """What the brief form leaves out, of which it shows `most` verdicts."""
+        counts = (
+            ("comparison", verdicts - most),
+            ("hold-out", len(self.analysis.hold_out) - MAX_HELD_OUT_IN_BRIEF),
+            ("warning", len(self.analysis.warnings) - MAX_WARNINGS_IN_BRIEF),
+        )
+        more = [f"{count} more {what}{'s' if count > 1 else ''}" for what, count in counts if count > 0]
         what = "sentences, what would change them, laws and multipliers"
         return f"--full (in Python full=True): {', '.join([*more, what])}."
 
@@ -233,60 +248,48 @@ def answer_title(analysis: LadderAnalysis) -> str:
 
 def answer_table(analysis: LadderAnalysis, verdicts: Sequence[Verdict], width: int) -> Table:
     """The three answers, a row for each arm."""
-    every, title = bool(analysis.pairs), answer_title(analysis)
-    styles = STYLES | {_gain_grows(verdict): STYLES[verdict.growth] for verdict in verdicts}
+    pairs = bool(analysis.pairs)
+    rows = [verdict_row(one, f"{one.arm} / {one.reference}" if pairs else one.arm) for one in verdicts]
+    styles = STYLES | {_gain_grows(row): STYLES[str(row.growth)] for row in rows}
     columns = [
-        Column("arm", value=lambda v: f"{v.arm} / {v.reference}" if every else v.arm),
-        Column("in range", value=lambda v: v.better, styles=STYLES),
-        Column("multiplier", value=_gain, align="right"),
-        Column("p", value=lambda v: _p(v, v.gain.p_value), align="right"),
+        Column("arm", value=lambda row: row.arm),
+        Column("in range", value=lambda row: row.better, styles=STYLES),
+        Column("multiplier", value=lambda row: _times(
+            row.multiplier, row.multiplier_low, row.multiplier_high), align="right"),
+        Column("p", _p, value=lambda row: row.p_better, align="right"),
         Column("gain", value=_gain_grows, styles=styles),
-        Column("×/decade", value=_growth_per_decade, align="right"),
-        Column("p", value=lambda v: _p(v, v.slope.p_value), align="right"),
-    ]
-    level = analysis.request.level
-    noun = cost_axis(analysis.request.unit).noun
-    many = analysis.request.adjust and len(analysis.verdicts) + len(analysis.pairs) > 1
-    lines = [
-        f"multiplier: times less {noun}, mean over the common range ({percent(1 - level)})",
-        "p: of no difference, and of no growth",
-        *(["words hold for all arms together (Holm); p is each arm's own"] if many else []),
-        *(
-            ["either: a larger exponent or a lower irreducible loss"]
-            if any(verdict.by_what == "either" for verdict in verdicts)
-            else []
-        ),
-    ]
-    caption = "\n".join(lines)
-    table = table_of(verdicts, columns, title, caption)
+        Column("×/decade", value=lambda row: _times(
+            row.growth_per_decade, row.growth_per_decade_low, row.growth_per_decade_high), align="right"),
+        Column("p", _p, value=lambda row: row.p_growth, align="right"),
+    ]  # fmt: skip
+    request = analysis.request
+    words = f"multiplier: times less {cost_axis(request.unit).noun}, mean over the common range"
+    lines = [f"{words} ({percent(1 - request.level)})", "p: of no difference, and of no growth"]
+    if request.adjust and len(analysis.verdicts) + len(analysis.pairs) > 1:
+        lines.append("words hold for all arms together (Holm); p is each arm's own")
+    if any(row.by_what == "either" for row in rows):
+        lines.append("either: a larger exponent or a lower irreducible loss")
+    table = table_of(rows, columns, answer_title(analysis), "\n".join(lines))
     if table_width(table) <= width:
         return table
-    return table_of(verdicts, [c for c in columns if c.header != "×/decade"], title, caption)
+    narrow = [column for column in columns if column.header != "×/decade"]
+    return table_of(rows, narrow, table.title, table.caption)
 
 
-def _gain_grows(verdict: Verdict) -> str:
-    return verdict.growth + (f": {verdict.by_what}" if verdict.by_what else "")
+def _gain_grows(row: VerdictRow) -> str:
+    return f"{row.growth}: {row.by_what}" if row.by_what else str(row.growth)
 
 
-def _gain(verdict: Verdict) -> str:
-    if verdict.flops_range is None:
+def _times(value: float | None, low: float | None, high: float | None) -> str:
+    """A factor with its interval: 1.21 (1.18–1.27)."""
+    if value is None or low is None or high is None or math.isnan(value):
         return MISSING
-    low, high = verdict.gain.interval
-    return f"{verdict.gain.value:.2f} ({_short(low)}–{_short(high)})"
+    ends = (f"{end:.2f}" if end < 100 else f"{end:.0e}" for end in (low, high))
+    return f"{value:.2f} ({'–'.join(ends)})"
 
 
-def _p(verdict: Verdict, p: float) -> str:
-    return MISSING if verdict.flops_range is None else f"{p:.1g}" if p >= 1e-99 else "<1e-99"
-
-
-def _short(value: float) -> str:
-    return f"{value:.2f}" if value < 100 else f"{value:.0e}"
-
-
-def _growth_per_decade(verdict: Verdict) -> str:
-    low, high = verdict.growth_per_decade_interval
-    value = verdict.growth_per_decade
-    return MISSING if math.isnan(value) else f"{value:.2f} ({_short(low)}–{_short(high)})"
+def _p(p: float | None) -> str:
+    return MISSING if p is None else f"{p:.1g}" if p >= 1e-99 else "<1e-99"
 
 
 def noise_sentence(analysis: LadderAnalysis) -> str:
@@ -311,11 +314,9 @@ def prediction_table(analysis: LadderAnalysis) -> Table:
     places = verdicts[0].predictions
     columns = [Column("arm", value=lambda v: v.arm)]
     for i, place in enumerate(places):
-        at = format_flops(place.flops, 2)
-        columns.append(Column(f"γ, at {at}", _times, value=lambda v, i=i: v.predictions[i], align="right"))
-        columns.append(
-            Column(f"E, at {at}", _irreducible, value=lambda v, i=i: v.predictions[i], align="right")
-        )
+        for symbol, shown in (("γ", _by_exponent), ("E", _by_irreducible_loss)):
+            head = f"{symbol}, at {format_flops(place.flops, 2)}"
+            columns.append(Column(head, shown, value=lambda v, i=i: v.predictions[i], align="right"))
     title = "extrapolated multipliers, if the exponent (γ) or the irreducible loss (E) differs; – rejected"
     neither = any(one.exponent is one.irreducible is None for v in verdicts for one in v.predictions)
     caption = "– under both: E and γ differ together, or a law does not fall" if neither else ""
@@ -324,7 +325,7 @@ def prediction_table(analysis: LadderAnalysis) -> Table:
     return table_of(verdicts, columns, title, caption)
 
 
-def _times(prediction: Prediction) -> str:
+def _by_exponent(prediction: Prediction) -> str:
     if prediction.exponent is None or prediction.exponent_interval is None:
         return MISSING
     low, high = prediction.exponent_interval
@@ -332,7 +333,7 @@ def _times(prediction: Prediction) -> str:
     return f"{value} ({low:.2f}–{high:.2f})" if high < 1e3 else value
 
 
-def _irreducible(prediction: Prediction) -> str:
+def _by_irreducible_loss(prediction: Prediction) -> str:
     return MISSING if prediction.irreducible is None else f"{prediction.irreducible:.2f}×"
 
 
@@ -448,26 +449,3 @@ class Predictions(Result):
     def headings(self) -> dict[str, str]:
         """With the unit of compute."""
         return {"flops": f"at ({self.unit})"}
-
-
-def predict(
-    analysis: LadderAnalysis, ladders: dict[str, Ladder], flops: float | Iterable[float]
-) -> Predictions:
-    """The loss of every arm at one or more computes, by the law that figures draw.
-
-    The interval covers the law's error and the noise of a run.
-    """
-    from steepen.laws.verdict.holdout import forecast_loss
-
-    fit, judge, found = analysis.primary_fit, analysis.judge, list[PredictedLoss]()
-    at = [float(flops)] if isinstance(flops, int | float) else list(map(float, flops))
-    if not at or not all(math.isfinite(one) and one > 0 for one in at):
-        raise UsageError(f"cannot predict at {flops!r}; give {analysis.request.unit} greater than zero.")
-    for arm in fit.arms:
-        for one in at:
-            loss, error = forecast_loss(fit, judge, arm, one, judge.run_variance(one))
-            reach, beyond = fit.quantile * error, math.log10(one / float(ladders[arm].flops[-1]))
-            found.append(
-                PredictedLoss(arm, one, loss, loss - reach, loss + reach, beyond, fit.settings.confidence)
-            )
-    return Predictions(tuple(found), analysis.request.unit)

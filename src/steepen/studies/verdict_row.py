@@ -1,7 +1,7 @@
 """A verdict as one flat row: what files, frames, and the tables of pages and studies show of it.
 
 An answer is a field of `VerdictRow` and its value in `verdict_row`; what the reference has too belongs in
-`LawRow` and `law_rows`. `results.fit.answer_table` chooses what fits in a terminal.
+`LawRow` and `law_rows`. `answer_table` in `results/fit.py` shows the three answers in a terminal.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class VerdictRow:
     growth: Annotated[str | None, Column("gain")] = None
     by_what: str | None = None
     growth_per_decade: Annotated[float | None, Column("× per decade")] = None
+    growth_per_decade_low: Annotated[float | None, Column(shown=False, stored=False)] = None
+    growth_per_decade_high: Annotated[float | None, Column(shown=False, stored=False)] = None
     p_growth: Annotated[float | None, Column("p (growth)")] = None
     delta_gamma: Annotated[float | None, Column("Δγ")] = None
     delta_gamma_low: Annotated[float | None, Column("Δγ low", shown=False)] = None
@@ -61,11 +63,13 @@ def verdict_row(verdict: Verdict, arm: str = "") -> VerdictRow:
             sentence=verdict.sentence,
         )  # fmt: skip
     (low, high), (gamma_low, gamma_high) = verdict.gain.interval, verdict.delta_gamma_interval
+    growth_low, growth_high = verdict.growth_per_decade_interval
     return VerdictRow(
         arm=arm or verdict.arm, measure=f"per {verdict.unit.removesuffix('s')}", verdict=verdict.word,
         better=verdict.better, multiplier=verdict.gain.value, multiplier_low=low, multiplier_high=high,
         p_better=verdict.gain.p_value, growth=verdict.growth, by_what=verdict.by_what,
-        growth_per_decade=verdict.growth_per_decade, p_growth=verdict.slope.p_value,
+        growth_per_decade=verdict.growth_per_decade, growth_per_decade_low=growth_low,
+        growth_per_decade_high=growth_high, p_growth=verdict.slope.p_value,
         delta_gamma=verdict.delta_gamma, delta_gamma_low=gamma_low, delta_gamma_high=gamma_high,
         top_multiplier=verdict.top.value, sentence=verdict.sentence,
     )  # fmt: skip
