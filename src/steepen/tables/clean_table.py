@@ -182,31 +182,26 @@ class _Work:
         """A column's numbers, NaN where there is none."""
         table, factor = self.source, self.source.unit(own)
         values = np.full(len(table), math.nan)
-        suffixed, wrong = list[tuple[int, str]](), list[tuple[int, str]]()
+        suffixed, wrong = list[int](), dict[str, list[int]]()
         for row, cell in enumerate(table.cells(own)):
-            found = read_number(cell, own)
-            value = math.nan if found is None else found[0] * factor
+            number, suffix = read_number(cell, own) or (None, "")
+            value = math.nan if number is None else number * factor
             fault = wrong_number(cell, value, column)
-            if found is not None and math.isnan(found[0]):
+            if number is not None and math.isnan(number):
                 if required:
                     self.missing.setdefault(row, []).append(column)
-            elif fault is not None and not (column == "loss" and found and math.isinf(found[0])):
-                wrong.append((row, fault))
+            elif fault is not None and not (column == "loss" and math.isinf(value)):
+                wrong.setdefault(fault, []).append(row)
             else:
                 values[row] = value
-                if found is not None and found[1]:
-                    suffixed.append((row, str(cell).strip()))
-        if required:
-            for fault in dict.fromkeys(text for _, text in wrong):
-                rows = [row for row, text in wrong if text == fault]
-                what, _, done = fault.partition("; ")
-                self.add("error", f"{column} {what}", done or "correct it", rows)
+                suffixed += [row] if suffix else []
+        for fault, rows in wrong.items() if required else ():
+            what, _, done = fault.partition("; ")
+            self.add("error", f"{column} {what}", done or "correct it", rows)
         if suffixed:
-            row, cell = suffixed[0]
-            self.add(
-                "note", f"{column} is written with a unit", f"{cell} is read as {values[row]:.4g}",
-                [each for each, _ in suffixed],
-            )  # fmt: skip
+            cell = str(table.cells(own)[suffixed[0]]).strip()
+            done = f"{cell} is read as {values[suffixed[0]]:.4g}"
+            self.add("note", f"{column} is written with a unit", done, suffixed)
         name = table.renamed.get(own) or table.name_of(own)
         if factor != 1:
             self.add("note", f"{column} is the column {name}", f"multiplied by {factor:.4g}")
@@ -214,10 +209,8 @@ class _Work:
             self.add("note", f"the loss is the column {name}", "its logarithm is taken")
             return np.log(values)
         if own == "bits_per_byte":
-            self.add(
-                "note", f"the loss is the column {name}",
-                "γ and multipliers are those of nats per token, E and A are in bits per byte",
-            )  # fmt: skip
+            done = "γ and multipliers are those of nats per token, E and A are in bits per byte"
+            self.add("note", f"the loss is the column {name}", done)
         return values
 
     def check_flops(self) -> None:
@@ -231,19 +224,22 @@ class _Work:
         if n is None or d is None:
             if self.cleaning.flops == "6nd":
                 self.source.require(["parameters", "tokens"])
-            return
-        estimate = 6 * n * d
-        if self.cleaning.flops == "6nd":
-            self.numbers["flops"] = estimate
-            others = {row: [one for one in own if one != "flops"] for row, own in self.missing.items()}
-            self.missing = {row: own for row, own in others.items() if own}
-            for row in np.flatnonzero(~np.isfinite(estimate)).tolist():
-                self.missing.setdefault(row, []).append("parameters or tokens")
-            self.add("note", "FLOPs are 6·N·D, in every row", "attention and embeddings are not counted")
-            return
-        flops = self.numbers.get("flops")
-        if flops is None:
-            return
+        elif self.cleaning.flops == "6nd":
+            self.take_estimate(6 * n * d)
+        elif "flops" in self.numbers:
+            self.compare_flops(self.numbers["flops"], 6 * n * d)
+
+    def take_estimate(self, estimate: Array) -> None:
+        """Take 6·N·D in every row, whatever the table has."""
+        self.numbers["flops"] = estimate
+        others = {row: [one for one in own if one != "flops"] for row, own in self.missing.items()}
+        self.missing = {row: own for row, own in others.items() if own}
+        for row in np.flatnonzero(~np.isfinite(estimate)).tolist():
+            self.missing.setdefault(row, []).append("parameters or tokens")
+        self.add("note", "FLOPs are 6·N·D, in every row", "attention and embeddings are not counted")
+
+    def compare_flops(self, flops: Array, estimate: Array) -> None:
+        """Find FLOPs that contradict 6·N·D: of an arm, and of a row against its arm's own ratio."""
         ratio = flops / estimate
         known = np.isfinite(ratio)
         arms = np.array(_arm_names(self.source) or [""] * len(ratio))
@@ -252,21 +248,19 @@ class _Work:
             own = known & (arms == arm)
             typical = float(np.median(ratio[own]))
             whose = f" of {arm!r}" if arm else ""
-            if abs(math.log(typical * PF_DAY)) < math.log(CONTRADICTION):
+            if _agrees(typical * PF_DAY):
                 in_days.append(arm)
-            elif not 1 / CONTRADICTION <= typical <= CONTRADICTION:
+            elif not _agrees(typical):
                 self.add(
                     "warning",
                     f"FLOPs{whose} are {typical:.2g} times 6·N·D in the median row",
                     "used as they are: right for loops or long contexts, else check the unit",
                 )
-            apart = own & (np.abs(np.log(ratio / typical)) > math.log(CONTRADICTION))
-            for row in np.flatnonzero(apart).tolist():
-                days = abs(math.log(ratio[row] / typical * PF_DAY)) < math.log(CONTRADICTION)
+            for row in (row for row in np.flatnonzero(own).tolist() if not _agrees(ratio[row] / typical)):
+                days = " (PF-days?)" if _agrees(ratio[row] / typical * PF_DAY) else ""
                 self.add(
                     "error",
-                    f"FLOPs are {format_flops(float(flops[row]))}, but 6·N·D is"
-                    f" {format_flops(float(estimate[row]))}" + (" (PF-days?)" if days else ""),
+                    f"FLOPs are {format_flops(flops[row])}, but 6·N·D is {format_flops(estimate[row])}{days}",
                     "correct the row, or take 6·N·D for all rows with `flops` 6nd",
                     [row],
                 )
@@ -282,23 +276,20 @@ class _Work:
         names = _arm_names(self.source)
         if names is None:
             return
-        compute_law = "flops" in self.cleaning.needs
-        exact = self.source.has("arm", aliases=False)
         # A column `model` whose values are all different names runs, not arms.
-        if not (exact or compute_law) and max(Counter(names).values()) < MIN_ARM_RUNGS:
+        exact = self.source.has("arm", aliases=False) or "flops" in self.cleaning.needs
+        if not exact and max(Counter(names).values()) < MIN_ARM_RUNGS:
             return
-        counts = Counter(name for name in names if name)
-        spelling: dict[str, str] = {}
-        for name, _ in counts.most_common():
+        spelling = {"": ""}
+        for name, _ in Counter(names).most_common():
             spelling.setdefault(_plain(name), name)
-        others = {name: spelling[_plain(name)] for name in counts if spelling[_plain(name)] != name}
+        self.arms = [spelling[_plain(name)] for name in names]
+        others = {name: kept for name, kept in zip(names, self.arms, strict=True) if name != kept}
         if others:
             listed = ", ".join(f"{name!r} as {kept!r}" for name, kept in others.items())
             rows = [row for row, name in enumerate(names) if name in others]
             self.add("warning", "arms that differ in capitals or spaces only", f"counted {listed}", rows)
-        self.arms = [spelling.get(_plain(name), name) for name in names]
-        empty = [row for row, name in enumerate(names) if not name]
-        for row in empty:
+        for row in (row for row, name in enumerate(names) if not name):
             self.missing.setdefault(row, []).insert(0, "arm")
 
     def check_data_sets(self) -> None:
@@ -421,30 +412,32 @@ class _Work:
         if loss is None:
             return
         rows = [row for row in self.rows() if not math.isnan(loss[row])]
-        found = [row for row in rows if math.isinf(loss[row])]
+        found = infinite = [row for row in rows if math.isinf(loss[row])]
         if cost is not None:
             for arm in dict.fromkeys(map(self.arm, rows)):
-                own = np.array(
-                    [r for r in rows if self.arm(r) == arm and r not in found and cost[r] > 0], int
-                )
+                own = [r for r in rows if self.arm(r) == arm and r not in infinite and cost[r] > 0]
                 if len(own) > MIN_ARM_RUNGS:
-                    found += own[diverged(np.log(cost[own]), np.log(loss[own]))].tolist()
+                    far = diverged(np.log(cost[own]), np.log(loss[own]))
+                    found = [*found, *np.array(own)[far].tolist()]
         if not found:
             return
         listed = ", ".join(f"{loss[row]:.3g}" for row in sorted(found)[:MAX_LINES])
-        if self.cleaning.keep_diverged and not any(math.isinf(loss[row]) for row in found):
-            self.add("warning", f"the loss ({listed}) is far above the arm's other runs", "kept",
-                     sorted(found))  # fmt: skip
-            return
-        self.add(
-            "warning", f"the loss ({listed}) is far above the arm's other runs: diverged",
-            "left out of everything (`keep_diverged` keeps finite ones)", sorted(found),
-        )  # fmt: skip
-        self.dropped.update(found)
+        what = f"the loss ({listed}) is far above the arm's other runs"
+        if self.cleaning.keep_diverged and not infinite:
+            self.add("warning", what, "kept", sorted(found))
+        else:
+            done = "left out of everything (`keep_diverged` keeps finite ones)"
+            self.add("warning", f"{what}: diverged", done, sorted(found))
+            self.dropped.update(found)
 
     def arm(self, row: int) -> str:
         """The arm of a row."""
         return "" if self.arms is None else self.arms[row]
+
+
+def _agrees(ratio: float) -> bool:
+    """Whether a ratio of FLOPs to an estimate is near one."""
+    return abs(math.log(ratio)) <= math.log(CONTRADICTION)
 
 
 def diverged(x: Array, y: Array) -> Mask:
