@@ -19,7 +19,7 @@ from steepen.evaluation.score_options import ScoreOptions
 from steepen.launch.base import Job, attempt_result
 from steepen.launch.worker import Attempt
 from steepen.requests.app import main
-from steepen.requests.evaluate import Evaluate, launch_context
+from steepen.requests.evaluate import Evaluate
 from steepen.requests.request import decode
 from steepen.runs.store import RunDirectory, RunStore
 from steepen.studies.driver.journal import Journal
@@ -110,13 +110,14 @@ def test_launcher_evaluates_runs_as_jobs(
 
 
 def test_request_travels_to_a_job_as_json(bundle: Bundle, tmp_path: Path) -> None:
-    scores = ScoreOptions(
-        core=bundle.directory, seeds=(3, 5), core_examples=7, tasks=("choose", "ending"), token_budget=99,
-        convention="nanochat", kl_depth=True, kl_threshold=0.1, kl_depth_tokens=64, passes=(1, 3),
-        validation_tokens=512,
-    )  # fmt: skip
     execution = {"device": "cpu", "precision": "fp32", "update_record": False}
-    context = launch_context(RunStore(tmp_path), tmp_path, scores, execution)
+    scores = Evaluate(
+        (tmp_path / "runs",), "data", core=bundle.directory, seeds=(3, 5), core_examples=7,
+        tasks=("choose", "ending"), token_budget=99,
+        convention="nanochat", kl_depth=True, kl_threshold=0.1, kl_depth_tokens=64, passes=(1, 3),
+        validation_tokens=512, **execution,
+    )  # fmt: skip
+    context = scores.launch_context(RunStore(tmp_path), tmp_path)
     request = {**context.request(make_spec(), RunDirectory(tmp_path / "a")), **to_builtins(context.options)}
     got = decode(json.loads(json.dumps({**request, "data": "d"})))
     assert isinstance(got, Evaluate) and got.runs == (tmp_path / "a",)

@@ -132,21 +132,71 @@ class Evaluate(ScoreOptions, AsJobs, Request["EvaluationResult | EvaluatedRuns"]
             )  # fmt: skip
             return EvaluationResult(scores, self.hf)
         runs = self._find_runs()
-        launched = self.launcher is not None or self.jobs is not None or bool(self.launcher_options)
-        if len(runs) != 1 or self.study is not None or self.split_runs is not None or launched:
-            found = evaluate_runs(
-                choose_part(runs, self.split_runs), self.data, self,
-                launcher=(self.launcher or "local") if launched else None, jobs=self.jobs,
-                launcher_options=self.launcher_options, device=self.device, precision=self.precision,
-                update_record=self.update_record,
-            )  # fmt: skip
-            return EvaluatedRuns(found)
-        one = evaluate_run(
-            runs[0], self.data, self, update_record=self.update_record, device=self.device,
-            precision=self.precision, quiet=quiet,
-        )  # fmt: skip
+        if len(runs) != 1 or self.study is not None or self.split_runs is not None or self._launched:
+            return EvaluatedRuns(self.evaluate_many(choose_part(runs, self.split_runs)))
+        one = evaluate_run(runs[0], self.data, self, quiet=quiet, **self._execution)
         title, unsaved = one.checkpoint.spec.arm.title, bool(self.update_record) and not one.in_record
         return EvaluationResult(one.scores, title, one.in_record, one.saved, tuple(one.notes), unsaved)
+
+    @property
+    def _launched(self) -> bool:
+        return self.launcher is not None or self.jobs is not None or bool(self.launcher_options)
+
+    @property
+    def _execution(self) -> dict[str, Any]:
+        """How each checkpoint is evaluated, besides what is measured."""
+        return {name: getattr(self, name) for name in ("device", "precision", "update_record")}
+
+    def evaluate_many(self, runs: Sequence[Path]) -> ManyScores:
+        """Evaluate runs in turn here or, with a launcher, each as a job; progress goes to stderr."""
+        from steepen.evaluation.evaluate_many import evaluate_many
+        from steepen.launch.base import find_launcher
+
+        if self._launched:  # a wrong launcher is rejected even if no run is waiting
+            find_launcher(self.launcher or "local", self.jobs, self.launcher_options)
+        return evaluate_many(runs, self.data, self, self._measure_jobs if self._launched else self._measure)
+
+    def _measure(self, waiting: Sequence[WaitingRun], dataset: Dataset) -> Measured:
+        """The scores of runs that are evaluated here."""
+        from steepen.evaluation.evaluate_run import evaluate as evaluate_run
+
+        for one in waiting:
+            try:
+                yield one, evaluate_run(one.checkpoint, dataset, self, quiet=True, **self._execution)
+            except SteepenError as error:
+                yield one, str(error)
+
+    def _measure_jobs(self, waiting: Sequence[WaitingRun], dataset: Dataset) -> Measured:
+        """The scores of runs that are each a job of the launcher."""
+        from steepen.evaluation.score_store import Evaluation
+        from steepen.launch.base import LauncherBase, make_launcher
+        from steepen.runs.store import RunStore
+
+        for folder, own in _by_store(waiting).items():
+            context = self.launch_context(RunStore(folder), dataset.directory)
+            chosen = make_launcher(self.launcher or "local", context, self.jobs, self.launcher_options)
+            try:
+                for outcome in chosen.launch([one.checkpoint.spec for one in own.values()]):
+                    one, measured = own[outcome.spec.hash], dict[str, Any](outcome.result or {})
+                    saved = Evaluation(one.checkpoint, measured, bool(measured.pop("in_record", False)))
+                    measured.pop("saved", None)
+                    yield one, saved if outcome.failure is None else outcome.failure.message
+            finally:
+                if isinstance(chosen, LauncherBase):
+                    chosen.close()
+
+    def launch_context(self, store: RunStore, data: Path) -> LaunchContext:
+        """Tasks that are `eval` of one run each, with the same scores and absolute paths."""
+        from steepen.launch.base import LaunchContext
+
+        options = {one.name: getattr(self, one.name) for one in fields(ScoreOptions)} | self._execution
+        for name, value in options.items():
+            options[name] = value.absolute() if isinstance(value, Path) else value
+
+        def request(_: RunSpec, run: RunDirectory) -> dict[str, Any]:
+            return {"request": "eval", "runs": [str(run.path.absolute())]}
+
+        return LaunchContext(data, store, options, request=request)
 
     def _find_runs(self) -> list[Path]:
         from steepen.evaluation.evaluate_many import find_runs
@@ -161,52 +211,6 @@ class Evaluate(ScoreOptions, AsJobs, Request["EvaluationResult | EvaluatedRuns"]
         return paths if len(paths) == 1 and not any(paths[0].glob("*/record.json")) else find_runs(paths)
 
 
-def evaluate_runs(
-    runs: Sequence[Path],
-    data: Any,
-    scores: ScoreOptions,
-    *,
-    launcher: Any = None,
-    jobs: int | None = None,
-    launcher_options: Sequence[str] = (),
-    **execution: Any,
-) -> ManyScores:
-    """Evaluate runs in turn in this process or, with a launcher, each as a job; progress goes to stderr.
-
-    `execution` are fields of `eval`: device, precision, update_record.
-    """
-    from steepen.evaluation.evaluate_many import evaluate_many
-    from steepen.evaluation.evaluate_run import Evaluation
-    from steepen.evaluation.evaluate_run import evaluate as evaluate_run
-    from steepen.launch.base import LauncherBase, find_launcher, make_launcher
-    from steepen.runs.store import RunStore
-
-    def here(waiting: Sequence[WaitingRun], dataset: Dataset) -> Measured:
-        for one in waiting:
-            try:
-                yield one, evaluate_run(one.checkpoint, dataset, scores, quiet=True, **execution)
-            except SteepenError as error:
-                yield one, str(error)
-
-    def launched(waiting: Sequence[WaitingRun], dataset: Dataset) -> Measured:
-        for folder, own in _by_store(waiting).items():
-            context = launch_context(RunStore(folder), dataset.directory, scores, execution)
-            chosen = make_launcher(launcher, context, jobs, launcher_options)
-            try:
-                for outcome in chosen.launch([one.checkpoint.spec for one in own.values()]):
-                    one, measured = own[outcome.spec.hash], dict[str, Any](outcome.result or {})
-                    saved = Evaluation(one.checkpoint, measured, bool(measured.pop("in_record", False)))
-                    measured.pop("saved", None)
-                    yield one, saved if outcome.failure is None else outcome.failure.message
-            finally:
-                if isinstance(chosen, LauncherBase):
-                    chosen.close()
-
-    if launcher is not None:
-        find_launcher(launcher, jobs, launcher_options)  # rejects a wrong one even if no run is waiting
-    return evaluate_many(runs, data, scores, here if launcher is None else launched)
-
-
 def _by_store(waiting: Sequence[WaitingRun]) -> dict[Path, dict[str, WaitingRun]]:
     """Runs by their store and hash, by which a launcher finds them."""
     stores: dict[Path, dict[str, WaitingRun]] = {}
@@ -219,22 +223,6 @@ def _by_store(waiting: Sequence[WaitingRun]) -> dict[Path, dict[str, WaitingRun]
             )
         stores.setdefault(one.run.parent, {})[name] = one
     return stores
-
-
-def launch_context(
-    store: RunStore, data: Path, scores: ScoreOptions, execution: dict[str, Any]
-) -> LaunchContext:
-    """Tasks that are `eval` of one run each, with the same scores and absolute paths."""
-    from steepen.launch.base import LaunchContext
-
-    options = {one.name: getattr(scores, one.name) for one in fields(ScoreOptions)} | execution
-    for name, value in options.items():
-        options[name] = value.absolute() if isinstance(value, Path) else value
-
-    def request(_: RunSpec, run: RunDirectory) -> dict[str, Any]:
-        return {"request": "eval", "runs": [str(run.path.absolute())]}
-
-    return LaunchContext(data, store, options, request=request)
 
 
 @dataclass(frozen=True)

@@ -276,7 +276,8 @@ class Fit(ReadsTable, Request["OneFit | FitsBy"]):
         request, tables = self._as_published(), self.read_table(NEEDS[self.law], self.by)
         if self.by is None:
             return fits[self.law](request, tables[""]).with_problems(tables[""].problems)
-        found, short = dict[str, OneFit](), list[str]()
+        found: dict[str, OneFit] = {}
+        short: list[str] = []
         for value, table in tables.items():
             try:
                 found[value] = fits[self.law](request, table)

@@ -208,17 +208,20 @@ class StudyRequest(Launching, Request[Any]):
 
     def _score(self, runs: Sequence[Path], data: Path) -> None:
         """Evaluate the finished runs where the study trains them; a single local one in this process."""
-        from steepen.evaluation.score_options import ScoreOptions
-        from steepen.requests.evaluate import evaluate_runs
+        from steepen.requests.evaluate import Evaluate
 
-        core = self.core if {"core", "nll"} & set(self.score) else None
-        scores = ScoreOptions(core=core, kl_depth="kl-depth" in self.score)
-        finished = [run for run in runs if (run / "record.json").is_file()]
-        where: dict[str, Any] = {"device": self.device}
+        finished = tuple(run for run in runs if (run / "record.json").is_file())
+        if not finished:
+            return
+        where: dict[str, Any] = {}
         if not self.on_this_machine or (self.jobs != 1 and len(finished) > 1):
-            where |= {"launcher": self.launcher_name, "jobs": self.jobs}
+            where = {"launcher": self.launcher_name, "jobs": self.jobs}
             where["launcher_options"] = self.launcher_options
-        for run, why in evaluate_runs(finished, data, scores, **where).failed.items():
+        request = Evaluate(
+            finished, data, core=self.core if {"core", "nll"} & set(self.score) else None,
+            kl_depth="kl-depth" in self.score, device=self.device, **where,
+        )  # fmt: skip
+        for run, why in request.evaluate_many(finished).failed.items():
             print(f"{run.name} was not evaluated: {why}", file=sys.stderr)
 
     def _dry_run(self, context: StudyContext, folder: Path) -> DryRun:
