@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from steepen.errors import UsageError
 from steepen.requests.request import Argument, Option, Request
-from steepen.results.runs import CleanedRuns, Run, RunComparison, Runs, find_run, open_runs
+from steepen.results.panel import Panel
+from steepen.results.result import Result
+from steepen.results.runs import Run, Runs, curves_panel, find_run, loss_chart, open_runs
+from steepen.results.table import Column, table_of
+from steepen.results.text import MARKS, Block, Lines, Paragraph, print_blocks
 from steepen.runs.row import Status
 from steepen.utils.codec import option
+from steepen.utils.formatting import format_bytes
 from steepen.utils.values import Depth, Words
 
 if TYPE_CHECKING:
@@ -85,6 +91,74 @@ class ShowRun(Request[Run]):
 
 
 @dataclass(frozen=True)
+class DifferenceRow:
+    """A field in which two runs differ."""
+
+    field: str
+    setting: Annotated[bool, Column(shown=False)]  # False: it was measured
+    first: Any
+    second: Any
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RunComparison(Result):
+    """The fields in which two runs differ, and their loss curves."""
+
+    first: Run
+    second: Run
+
+    @property
+    def rows(self) -> list[DifferenceRow]:
+        """A row for each field that differs."""
+        from steepen.runs.fields import is_setting
+
+        one, other = self.first.fields, self.second.fields
+        return [
+            DifferenceRow(name, is_setting(name), one.get(name), other.get(name))
+            for name in dict.fromkeys([*one, *other])
+            if one.get(name) != other.get(name)
+        ]
+
+    def headline(self) -> str:
+        """Which runs are compared."""
+        return f"{self.first.headline()}; {self.second.headline()}"
+
+    def headings(self) -> dict[str, str]:
+        """The names of the runs."""
+        return {"first": self.first.name, "second": self.second.name}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The names of the runs, and both values of each field that differs."""
+        different = {row.field: [row.first, row.second] for row in self.rows}
+        return {"runs": [self.first.name, self.second.name], "different": different}
+
+    def panels(self) -> list[Panel]:
+        """Both loss curves."""
+        return [curves_panel([self.first, self.second])]
+
+    def blocks(self, width: int) -> Iterable[Block]:
+        """Both runs, settings that differ, then what was measured, and the loss curves as text."""
+        from steepen.runs.fields import format_field
+
+        pair = (self.first, self.second)
+        yield Lines("\n".join(f"{mark} {run.headline()}" for mark, run in zip(MARKS, pair, strict=False)))
+        columns = [
+            Column(value=lambda row: row.field),
+            Column(value=lambda row: format_field(row.field, row.first)),
+            Column(value=lambda row: format_field(row.field, row.second)),
+        ]
+        settings = [row for row in self.rows if row.setting and row.field != "run"]
+        if not settings:
+            yield Lines("\nno setting differs")
+        measured = [row for row in self.rows if not row.setting]
+        for title, rows in (("settings that differ", settings), ("results", measured)):
+            if rows:
+                yield Paragraph()
+                yield table_of(rows, columns, title, rule=False)
+        yield from loss_chart(pair, width)
+
+
+@dataclass(frozen=True)
 class CompareRuns(Request[RunComparison]):
     """Show the fields in which two runs differ, and their loss curves."""
 
@@ -99,6 +173,71 @@ class CompareRuns(Request[RunComparison]):
     def run(self) -> RunComparison:
         """Find both runs."""
         return RunComparison(find_run(self.first, self.runs), find_run(self.second, self.runs))
+
+
+@dataclass(frozen=True)
+class RemovalRow:
+    """Something that a run has on disk and that can be removed."""
+
+    run: str
+    arm: str
+    depth: int
+    what: str
+    bytes: Annotated[int, Column("size", format_bytes, align="right")]
+    removed: Annotated[bool, Column(shown=False)]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CleanedRuns(Result):
+    """What can be removed from a directory of runs, and what of it was."""
+
+    found: tuple[tuple[RunRow, Removal], ...]
+    removed: tuple[Removal, ...] = ()
+    dry_run: bool = False
+
+    @property
+    def rows(self) -> list[RemovalRow]:
+        """A row for each thing to remove, the largest first."""
+        return [
+            RemovalRow(row.run, row.arm, row.depth, one.what, one.bytes, one in self.removed)
+            for row, one in self.found
+        ]
+
+    @property
+    def size(self) -> str:
+        """The disk space of everything that can be removed."""
+        return format_bytes(sum(one.bytes for _, one in self.found))
+
+    def headline(self) -> str:
+        """How much was, or would be, freed."""
+        if self.dry_run:
+            return f"{self.size} would be freed; nothing was removed."
+        return f"{format_bytes(sum(one.bytes for one in self.removed))} freed."
+
+    def listing(self, width: int) -> Iterable[Block]:
+        """What there is to remove."""
+        if not self.found:
+            yield Paragraph("There is nothing to remove.")
+            return
+        yield replace(self.table(), title="", rule=False)
+        if any(one.what == "checkpoints" for _, one in self.found):
+            yield Paragraph(
+                "Without its last checkpoint a run cannot be evaluated, exported or continued by `generate`; "
+                "--keep-final keeps it."
+            )
+
+    def outcome(self, width: int) -> Iterable[Block]:
+        """How much was freed, and what was left alone."""
+        if self.found:
+            yield Paragraph(self.headline())
+        left = 0 if self.dry_run else len(self.found) - len(self.removed)
+        if left:
+            yield Paragraph(f"{left} of {len(self.found)} were left alone: they were used meanwhile.")
+
+    def blocks(self, width: int) -> Iterable[Block]:
+        """What there was to remove, and how much was freed."""
+        yield from self.listing(width)
+        yield from self.outcome(width)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +277,6 @@ class CleanRuns(Request[CleanedRuns]):
         if self.yes or self.dry_run or as_json or not sys.stdin.isatty():
             return self.run()
         import typer
-
-        from steepen.results.text import print_blocks
 
         found = CleanedRuns(tuple(self.removals()))
         print_blocks(found.listing)

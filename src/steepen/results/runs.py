@@ -1,4 +1,4 @@
-"""Runs as results: those of a directory, one in full, two compared, and what was removed of them.
+"""Runs as results: those of a directory, and one in full.
 
 `open_runs` is how Python opens a directory of runs; `steepen runs` prints what it returns.
 """
@@ -11,19 +11,17 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from steepen.errors import UsageError, nearest
 from steepen.results.panel import Axis, Panel, Series
 from steepen.results.result import Result, to_pandas
 from steepen.results.table import Column, Table, table_of, to_csv
-from steepen.results.text import Block, Lines, Paragraph, print_blocks
+from steepen.results.text import Block, Lines, Paragraph, print_blocks, text_plot
 from steepen.utils.formatting import counted, format_bytes
 
 if TYPE_CHECKING:
-    from steepen.runs.disk import Removal
     from steepen.runs.record import RunRecord
-    from steepen.runs.row import RunRow
     from steepen.runs.spec import RunSpec
 
 WIDE = 100  # terminal columns from which whole hashes, tokens and speed are shown
@@ -152,7 +150,7 @@ class Run(Result):
         record = self.record if self.status == "finished" else None
         for remark in () if record is None else record.remarks:
             yield Lines(f"\nnote: {remark}")
-        yield from _chart([self], width)
+        yield from loss_chart([self], width)
         waits = [row["checkpoint_wait"] for row in self.metrics_rows() if row.get("checkpoint_wait")]
         if waits:
             longest = f", at most {max(waits):.2f} s for one" if len(waits) > 1 else ""
@@ -187,7 +185,8 @@ def curves_panel(runs: Iterable[Run]) -> Panel:
     return Panel("Loss curves", Axis("tokens"), Axis("loss (nats per token)"), measured)
 
 
-def _chart(runs: Sequence[Run], width: int) -> Iterator[Block]:
+def loss_chart(runs: Sequence[Run], width: int) -> Iterator[Block]:
+    """The training losses of some runs as text."""
     chart = text_plot([run.curve() for run in runs], min(80, width))
     if chart:
         yield Lines("\ntraining loss over tokens\n" + "\n".join(chart))
@@ -399,172 +398,3 @@ def _done(row: Mapping[str, Any]) -> str:
     """Steps done, in percent, of a run that has started and not finished."""
     started = row["status"] in ("running", "interrupted", "unknown") and row["step"] is not None
     return f"{row['step'] / row['steps']:.0%}" if started and row["steps"] else ""
-
-
-@dataclass(frozen=True)
-class DifferenceRow:
-    """A field in which two runs differ."""
-
-    field: str
-    setting: Annotated[bool, Column(shown=False)]  # False: it was measured
-    first: Any
-    second: Any
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class RunComparison(Result):
-    """The fields in which two runs differ, and their loss curves."""
-
-    first: Run
-    second: Run
-
-    @property
-    def rows(self) -> list[DifferenceRow]:
-        """A row for each field that differs."""
-        from steepen.runs.fields import is_setting
-
-        one, other = self.first.fields, self.second.fields
-        return [
-            DifferenceRow(name, is_setting(name), one.get(name), other.get(name))
-            for name in dict.fromkeys([*one, *other])
-            if one.get(name) != other.get(name)
-        ]
-
-    def headline(self) -> str:
-        """Which runs are compared."""
-        return f"{self.first.headline()}; {self.second.headline()}"
-
-    def headings(self) -> dict[str, str]:
-        """The names of the runs."""
-        return {"first": self.first.name, "second": self.second.name}
-
-    def to_dict(self) -> dict[str, Any]:
-        """The names of the runs, and both values of each field that differs."""
-        different = {row.field: [row.first, row.second] for row in self.rows}
-        return {"runs": [self.first.name, self.second.name], "different": different}
-
-    def panels(self) -> list[Panel]:
-        """Both loss curves."""
-        return [curves_panel([self.first, self.second])]
-
-    def blocks(self, width: int) -> Iterable[Block]:
-        """Both runs, settings that differ, then what was measured, and the loss curves as text."""
-        from steepen.runs.fields import format_field
-
-        pair = (self.first, self.second)
-        yield Lines("\n".join(f"{mark} {run.headline()}" for mark, run in zip(MARKS, pair, strict=False)))
-        columns = [
-            Column(value=lambda row: row.field),
-            Column(value=lambda row: format_field(row.field, row.first)),
-            Column(value=lambda row: format_field(row.field, row.second)),
-        ]
-        settings = [row for row in self.rows if row.setting and row.field != "run"]
-        if not settings:
-            yield Lines("\nno setting differs")
-        measured = [row for row in self.rows if not row.setting]
-        for title, rows in (("settings that differ", settings), ("results", measured)):
-            if rows:
-                yield Paragraph()
-                yield table_of(rows, columns, title, rule=False)
-        yield from _chart(pair, width)
-
-
-@dataclass(frozen=True)
-class RemovalRow:
-    """Something that a run has on disk and that can be removed."""
-
-    run: str
-    arm: str
-    depth: int
-    what: str
-    bytes: Annotated[int, Column("size", format_bytes, align="right")]
-    removed: Annotated[bool, Column(shown=False)]
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class CleanedRuns(Result):
-    """What can be removed from a directory of runs, and what of it was."""
-
-    found: tuple[tuple[RunRow, Removal], ...]
-    removed: tuple[Removal, ...] = ()
-    dry_run: bool = False
-
-    @property
-    def rows(self) -> list[RemovalRow]:
-        """A row for each thing to remove, the largest first."""
-        return [
-            RemovalRow(row.run, row.arm, row.depth, one.what, one.bytes, one in self.removed)
-            for row, one in self.found
-        ]
-
-    @property
-    def size(self) -> str:
-        """The disk space of everything that can be removed."""
-        return format_bytes(sum(one.bytes for _, one in self.found))
-
-    def headline(self) -> str:
-        """How much was, or would be, freed."""
-        if self.dry_run:
-            return f"{self.size} would be freed; nothing was removed."
-        return f"{format_bytes(sum(one.bytes for one in self.removed))} freed."
-
-    def listing(self, width: int) -> Iterable[Block]:
-        """What there is to remove."""
-        if not self.found:
-            yield Paragraph("There is nothing to remove.")
-            return
-        yield replace(self.table(), title="", rule=False)
-        if any(one.what == "checkpoints" for _, one in self.found):
-            yield Paragraph(
-                "Without its last checkpoint a run cannot be evaluated, exported or continued by `generate`; "
-                "--keep-final keeps it."
-            )
-
-    def outcome(self, width: int) -> Iterable[Block]:
-        """How much was freed, and what was left alone."""
-        if self.found:
-            yield Paragraph(self.headline())
-        left = 0 if self.dry_run else len(self.found) - len(self.removed)
-        if left:
-            yield Paragraph(f"{left} of {len(self.found)} were left alone: they were used meanwhile.")
-
-    def blocks(self, width: int) -> Iterable[Block]:
-        """What there was to remove, and how much was freed."""
-        yield from self.listing(width)
-        yield from self.outcome(width)
-
-
-MARKS = "•×+o"
-
-
-def text_plot(
-    curves: Sequence[tuple[Sequence[float], Sequence[float]]], width: int = 72, height: int = 12
-) -> list[str]:
-    """The lines of a chart of (x, y) curves, at most `width` characters wide, each with its own mark.
-
-    Every column shows the mean of the points in it. Values that are not finite are left out.
-    """
-    import numpy as np
-
-    points = [np.array(curve, float).reshape(2, -1) for curve in curves]
-    points = [curve[:, np.isfinite(curve).all(axis=0)] for curve in points]
-    every = np.concatenate([np.empty((2, 0)), *points], axis=1)
-    if not every.size:
-        return []
-    (left, low), (right, high) = every.min(axis=1).tolist(), every.max(axis=1).tolist()
-    labels = [f"{high:.3f}", f"{low:.3f}"]
-    margin = max(map(len, labels))
-    columns = max(8, width - margin - 2)
-    grid = [[" "] * columns for _ in range(height)]
-    for number, (x, y) in enumerate(points):
-        places = np.rint((x - left) / ((right - left) or 1) * (columns - 1)).astype(int)
-        for column in np.unique(places):
-            share = (y[places == column].mean() - low) / (high - low) if high > low else 0.5
-            grid[height - 1 - round(share * (height - 1))][column] = MARKS[number % len(MARKS)]
-    lines = [
-        f"{(labels[0] if row == 0 else labels[1] if row == height - 1 else '').rjust(margin)} │"
-        + "".join(cells).rstrip()
-        for row, cells in enumerate(grid)
-    ]
-    ends = f"{left:,.0f}".ljust(columns - len(f"{right:,.0f}")) + f"{right:,.0f}"
-    return [*lines, f"{'':{margin}} └{'─' * columns}", f"{'':{margin}}  {ends}"]

@@ -1,8 +1,8 @@
-"""Results as text in a terminal: paragraphs, and tables that fit its width."""
+"""Results as text in a terminal: paragraphs, tables that fit its width, and charts of curves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from typing import TypeAlias
@@ -106,3 +106,39 @@ def grid(table: Table) -> Grid:
 def table_width(table: Table) -> int:
     """The columns of a terminal that the table takes without wrapping."""
     return SafeConsole(width=10_000).measure(grid(table)).maximum
+
+
+MARKS = "•×+o"
+
+
+def text_plot(
+    curves: Sequence[tuple[Sequence[float], Sequence[float]]], width: int = 72, height: int = 12
+) -> list[str]:
+    """The lines of a chart of (x, y) curves, at most `width` characters wide, each with its own mark.
+
+    Every column shows the mean of the points in it. Values that are not finite are left out.
+    """
+    import numpy as np
+
+    points = [np.array(curve, float).reshape(2, -1) for curve in curves]
+    points = [curve[:, np.isfinite(curve).all(axis=0)] for curve in points]
+    every = np.concatenate([np.empty((2, 0)), *points], axis=1)
+    if not every.size:
+        return []
+    (left, low), (right, high) = every.min(axis=1).tolist(), every.max(axis=1).tolist()
+    labels = [f"{high:.3f}", f"{low:.3f}"]
+    margin = max(map(len, labels))
+    columns = max(8, width - margin - 2)
+    grid = [[" "] * columns for _ in range(height)]
+    for number, (x, y) in enumerate(points):
+        places = np.rint((x - left) / ((right - left) or 1) * (columns - 1)).astype(int)
+        for column in np.unique(places):
+            share = (y[places == column].mean() - low) / (high - low) if high > low else 0.5
+            grid[height - 1 - round(share * (height - 1))][column] = MARKS[number % len(MARKS)]
+    lines = [
+        f"{(labels[0] if row == 0 else labels[1] if row == height - 1 else '').rjust(margin)} │"
+        + "".join(cells).rstrip()
+        for row, cells in enumerate(grid)
+    ]
+    ends = f"{left:,.0f}".ljust(columns - len(f"{right:,.0f}")) + f"{right:,.0f}"
+    return [*lines, f"{'':{margin}} └{'─' * columns}", f"{'':{margin}}  {ends}"]
