@@ -28,7 +28,17 @@ from typer.core import TyperCommand, TyperGroup
 
 from steepen.errors import INTERNAL, SteepenError, UsageError, failure_of
 from steepen.requests.registry import VERBS, Verb, find_verb
-from steepen.requests.request import OUTPUT, Argument, Field, Request, fields_of, option_fields, with_flags
+from steepen.requests.request import (
+    OUTPUT,
+    Argument,
+    Field,
+    Request,
+    fields_of,
+    option_fields,
+    print_notes,
+    print_to_stderr,
+    with_flags,
+)
 from steepen.results.table import WRITERS, check_figure, check_report, check_table
 from steepen.utils.formatting import printable_output
 from steepen.utils.imports import code_from
@@ -63,10 +73,7 @@ class Output:
 
     def show(self, kind: type[Request[Any]], result: Any) -> None:
         """Write the files of a result and print it; fails after that where the result says so."""
-        from steepen.utils.formatting import wrap_to_terminal
-
-        for note in result.notes:
-            print(wrap_to_terminal(f"note: {with_flags(kind, note)}", sys.stderr), file=sys.stderr)
+        print_notes(kind, result.notes)
         if self.figure is not None:
             result.save_figure(self.figure, **self.figure_options)
         for path in self.write_result:
@@ -307,17 +314,8 @@ def main(arguments: list[str] | None = None) -> int:
     _mend_streams()
     # Set before torch is imported: OpenMP threads that spin while they wait stall each other on busy cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    try:
-        Path.cwd()
-    except FileNotFoundError:  # libraries fail there with messages of their own
-        _print_error("the current directory was removed; change to another one.")
-        return 1
-    space, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if 0 <= space < MIN_ADDRESS_SPACE and {*words} - {"-h", "--help", "--version"} == {*words}:
-        _print_error(
-            f"the address space of a process is limited to {space >> 20:,} MiB here (`ulimit -v`); below "
-            f"{MIN_ADDRESS_SPACE >> 20:,} MiB libraries hang or end the program: raise the limit."
-        )
+    if why := _obstacle(words):
+        print_to_stderr(f"steepen: {why}")
         return 1
     try:
         with code_from(words, trust_all=trust), printable_output(), no_lost_interrupt():
@@ -336,8 +334,23 @@ def main(arguments: list[str] | None = None) -> int:
             print(note, file=sys.stderr)
         failure = failure_of(error)
         hint = " (Add --debug for the traceback.)" if failure.exit_code == INTERNAL else ""
-        _print_error(failure.message + hint)
+        print_to_stderr(f"steepen: {failure.message}{hint}")
         return failure.exit_code
+
+
+def _obstacle(words: list[str]) -> str:
+    """Why no command can run here, where libraries would fail with messages of their own or hang."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return "the current directory was removed; change to another one."
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if 0 <= space < MIN_ADDRESS_SPACE and not {*words} & {"-h", "--help", "--version"}:
+        return (
+            f"the address space of a process is limited to {space >> 20:,} MiB here (`ulimit -v`); below "
+            f"{MIN_ADDRESS_SPACE >> 20:,} MiB libraries hang or end the program: raise the limit."
+        )
+    return ""
 
 
 @contextlib.contextmanager
@@ -375,9 +388,3 @@ def _mend_streams() -> None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8":
             stream.reconfigure(errors="replace")
-
-
-def _print_error(sentence: str) -> None:
-    from steepen.utils.formatting import wrap_to_terminal
-
-    print(wrap_to_terminal(f"steepen: {sentence}", sys.stderr), file=sys.stderr)

@@ -24,17 +24,19 @@ import functools
 import inspect
 import json
 import re
+import sys
 import textwrap
 import types
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Generic, ParamSpec, TypeVar, cast
 
 from steepen.errors import UsageError, nearest, show
 from steepen.utils.codec import HelpPanel, Option, to_builtins
 from steepen.utils.codec import decode as decode_value
+from steepen.utils.formatting import wrap_to_terminal
 from steepen.utils.values import from_text, repeats
 
 P = ParamSpec("P")
@@ -215,6 +217,17 @@ def with_flags(kind: type[Request[Any]], text: str) -> str:
         for one in fields_of(kind)
     }
     return replace_fields(text, names.get)
+
+
+def print_notes(kind: type[Request[Any]], notes: Iterable[str]) -> None:
+    """Print remarks on a result to standard error, with the names of options."""
+    for note in notes:
+        print_to_stderr(f"note: {with_flags(kind, note)}")
+
+
+def print_to_stderr(sentence: str) -> None:
+    """Print a sentence to standard error, wrapped to the terminal."""
+    print(wrap_to_terminal(sentence, sys.stderr), file=sys.stderr)
 
 
 def _converted(field: Field, value: Any) -> Any:

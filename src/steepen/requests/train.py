@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from steepen.errors import RemoteError, UsageError
-from steepen.requests.request import Request, fields_of, function, with_flags
+from steepen.requests.request import Request, fields_of, function, print_notes, print_to_stderr
 from steepen.requests.spec import (
     RUN,
     ArmField,
@@ -22,7 +22,6 @@ from steepen.requests.spec import (
 )
 from steepen.training.train_options import EXECUTION, TrainOptions
 from steepen.utils.codec import HelpPanel, Range
-from steepen.utils.formatting import wrap_to_terminal
 from steepen.utils.values import Integers
 
 if TYPE_CHECKING:
@@ -226,9 +225,7 @@ class Train(SpecFields, TrainOptions, Request["Run"]):
             PROGRAM,
             {"request": rank.to_dict(), "trust": run.code is not None},
             max_restarts=self.max_restarts,
-            print_message=lambda sentence: print(
-                wrap_to_terminal(f"steepen: {sentence}", sys.stderr), file=sys.stderr
-            ),
+            print_message=lambda sentence: print_to_stderr(f"steepen: {sentence}"),
             environment={
                 PARENT_PID_VARIABLE: str(os.getpid()),
                 "PYTHONPATH": python_path(),
@@ -241,9 +238,7 @@ class Train(SpecFields, TrainOptions, Request["Run"]):
 
     def _print_notes(self, notes: Sequence[str]) -> None:
         sys.stdout.flush()
-        for note in notes:
-            text = f"note: {with_flags(type(self), note)}"
-            print(wrap_to_terminal(text, sys.stderr), file=sys.stderr)
+        print_notes(type(self), notes)
 
 
 def _check_gpus(gpus: int, nodes: int, device: str, sequences: int) -> None:
