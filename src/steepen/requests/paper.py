@@ -230,13 +230,12 @@ class Paper(Request[PaperResult]):
 
         studies = PaperStudies()
         if self.kind == "claim":
-            found = [claim for claim in claims() if self.name in (None, claim.name)]
-            if not found:
-                known = {claim.name for claim in claims()}
-                raise UsageError(
-                    f"the paper has no claim {self.name!r}; the nearest are {nearest(str(self.name), known)}."
-                )
+            named = {claim.name for claim in claims()}
+            if self.name is not None and self.name not in named:
+                near = nearest(self.name, named)
+                raise UsageError(f"the paper has no claim {self.name!r}; the nearest are {near}.")
             with spinner("computing"):
+                found = [claim for claim in claims() if self.name in (None, claim.name)]
                 return PaperList([_claim_row(claim, studies) for claim in found])
         if self.kind is None or self.name is None:
             wanted = "" if self.kind is None else self.kind.capitalize()

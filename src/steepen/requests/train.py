@@ -114,7 +114,6 @@ class Train(SpecFields, TrainOptions, Request["Run"]):
         """Train with progress on stderr, then print the loss and the directory of the run, or the record."""
         from steepen.distributed.environment import process_environment
         from steepen.runs.spec import expected_flops
-        from steepen.runs.store import RunStore
         from steepen.utils.json_io import to_json, write_json
 
         dataset = open_data(self.data)
@@ -126,26 +125,23 @@ class Train(SpecFields, TrainOptions, Request["Run"]):
         main = process_environment().is_main
         # Done in a moment: its result comes first. A single step may be far more tokens than were asked for.
         small = expected_flops(run) < SMALL_RUN_FLOPS and run.steps > 1
-        if main and not small:
-            self._print_notes(notes)
-        slow = run.precision == "bf16" and choose_precision("auto", self.device) == "fp32"
-        if main and slow and self.spec is None and RunStore(self.runs).record(run) is None:
-            self._print_notes([BF16_ON_CPU])
+        if main:
+            self._print_notes([*(() if small else notes), *self._speed_notes(run)])
         record = self._train(dataset, run, quiet=False, as_json=as_json)
         if record is None or not main:
             return
         if as_json:
             print(to_json(record.to_dict()))
             return
-        mfu = "" if record.mfu is None else f", MFU {record.mfu:.1%}"
-        per_byte = record.validation_bits_per_byte
-        bits = "" if per_byte is None else f" ({per_byte:.4f} bits per byte)"
-        print(
-            f"{run.arm.title} d{run.shape.depth}: validation loss {record.validation_loss:.4f}{bits} after "
-            f"{record.tokens:,} tokens and {record.flops:.3e} FLOPs; {record.seconds_training:.1f} s of "
-            f"training, {record.tokens_per_second:,.0f} tokens/s{mfu}.\n{self.runs / run.hash}"
-        )
+        print(f"{_result_sentence(run, record)}\n{self.runs / run.hash}")
         self._print_notes([*(notes if small else ()), *record.remarks])
+
+    def _speed_notes(self, run: RunSpec) -> list[str]:
+        """That bf16 is slow on this machine, of a run that is not finished and whose spec was not given."""
+        from steepen.runs.store import RunStore
+
+        slow = run.precision == "bf16" and choose_precision("auto", self.device) == "fp32"
+        return [BF16_ON_CPU] if slow and self.spec is None and RunStore(self.runs).record(run) is None else []
 
     def find_spec(self, dataset: Dataset) -> tuple[RunSpec, tuple[str, ...]]:
         """The run's spec, and what the planner says about it."""
@@ -239,6 +235,18 @@ class Train(SpecFields, TrainOptions, Request["Run"]):
     def _print_notes(self, notes: Sequence[str]) -> None:
         sys.stdout.flush()
         print_notes(type(self), notes)
+
+
+def _result_sentence(run: RunSpec, record: RunRecord) -> str:
+    """Loss, tokens, FLOPs and speed of a finished run."""
+    mfu = "" if record.mfu is None else f", MFU {record.mfu:.1%}"
+    per_byte = record.validation_bits_per_byte
+    bits = "" if per_byte is None else f" ({per_byte:.4f} bits per byte)"
+    return (
+        f"{run.arm.title} d{run.shape.depth}: validation loss {record.validation_loss:.4f}{bits} after "
+        f"{record.tokens:,} tokens and {record.flops:.3e} FLOPs; {record.seconds_training:.1f} s of "
+        f"training, {record.tokens_per_second:,.0f} tokens/s{mfu}."
+    )
 
 
 def _check_gpus(gpus: int, nodes: int, device: str, sequences: int) -> None:
