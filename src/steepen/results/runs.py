@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,15 +148,17 @@ class Run(Result):
         known = {name: value for name, value in self.fields.items() if value not in (None, "")}
         wide = max(map(len, known))
         yield Lines("\n".join(f"{name:{wide}}  {format_field(name, known[name])}" for name in known))
-        record = self.record if self.status == "finished" else None
-        for remark in () if record is None else record.remarks:
-            yield Lines(f"\nnote: {remark}")
+        if self.status == "finished" and (record := self.record) is not None:
+            yield from (Lines(f"\nnote: {remark}") for remark in record.remarks)
         yield from loss_chart([self], width)
-        waits = [row["checkpoint_wait"] for row in self.metrics_rows() if row.get("checkpoint_wait")]
-        if waits:
+        if waits := [row["checkpoint_wait"] for row in self.metrics_rows() if row.get("checkpoint_wait")]:
             longest = f", at most {max(waits):.2f} s for one" if len(waits) > 1 else ""
             saved = counted(len(waits), "checkpoint")
             yield Lines(f"\ntraining waited {sum(waits):.2f} s for {saved}{longest}")
+        yield from self._samples()
+
+    def _samples(self) -> Iterator[Block]:
+        """The first and the last texts that the run generated."""
         samples = self.samples()
         for step in sorted({one["step"] for one in (samples[:1] + samples[-1:])}):
             yield Lines(f"\nsamples at step {step:,}")
@@ -355,28 +358,29 @@ class Runs(Result):
 def _field_table(runs: Sequence[Run], names: Sequence[str], title: str = "", caption: str = "") -> Table:
     """Some fields of runs; those that no run has are left out."""
     known = [name for name in names if runs and name in runs[0].fields]
-    return table_of(runs, [_field_column(name, name) for name in known], title, caption)
+    return table_of([run.fields for run in runs], list(map(_field, known)), title, caption)
 
 
-def _field_column(header: str, name: str) -> Column:
-    return Column(header, value=lambda run: (run.fields if isinstance(run, Run) else run)[name])
+def _field(name: str, header: str = "", format: str | Callable[[Any], str] = "", **shown: Any) -> Column:
+    """A column of rows that are fields of runs."""
+    return Column(header or name, format, value=itemgetter(name), **shown)
 
 
 def run_table(rows: Sequence[Mapping[str, Any]], width: int, extra: Sequence[str] = ()) -> Table:
     """Runs, by their fields, as a table of at most `width` columns; `extra` are further fields to show."""
     wide = width >= WIDE + sum(len(field) + 2 for field in extra)
     columns = [
-        Column("status", value=lambda row: row["status"], styles=STYLES),
+        _field("status", styles=STYLES),
         Column("done", value=_done, align="right"),
         Column("run", value=lambda row: row["run"] if wide else row["run"][:8]),
-        Column("arm", value=lambda row: row["arm"]),
-        Column("depth", str, value=lambda row: row["depth"]),
-        Column("seed", str, value=lambda row: row["seed"]),
-        Column("tokens", ",", value=lambda row: row["tokens"]),
+        _field("arm"),
+        _field("depth", format=str),
+        _field("seed", format=str),
+        _field("tokens", format=","),
         Column("FLOPs", ".2e", value=lambda row: row["flops"] or None, align="right"),
-        Column("loss", ".4f", value=lambda row: row["loss"], align="right"),
-        *(_field_column(field, field) for field in extra),
-        Column("tokens/s", ",.0f", value=lambda row: row["tokens_per_second"], align="right"),
+        _field("loss", format=".4f", align="right"),
+        *map(_field, extra),
+        _field("tokens_per_second", "tokens/s", ",.0f", align="right"),
     ]
     left_out = set() if wide else {"tokens", "tokens/s"}
     left_out |= set() if any(map(_done, rows)) else {"done"}
