@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter, methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
@@ -67,22 +67,19 @@ class FitsBy(Result):
         """That of the first result with another than 0."""
         return max(one.exit_code for one in self.results.values())
 
+    def _each(self, of: Callable[[Any], Iterable[Any]]) -> list[tuple[str, Any]]:
+        """The items that `of` gives of every result, each with the result's value."""
+        return [(value, item) for value, one in self.results.items() for item in of(one)]
+
     @property
     def verdicts(self) -> dict[str, Any]:
         """The verdicts by arm and value, where the law has some."""
-        return {
-            f"{arm} ({value})": verdict
-            for value, one in self.results.items()
-            for arm, verdict in getattr(one, "verdicts", {}).items()
-        }
+        judged = self._each(lambda one: getattr(one, "verdicts", {}).items())
+        return {f"{arm} ({value})": verdict for value, (arm, verdict) in judged}
 
     def study_verdicts(self) -> Sequence[StudyVerdict]:
         """The verdicts of all results, each with its value."""
-        return [
-            replace(judged, part=value)
-            for value, one in self.results.items()
-            for judged in one.study_verdicts()
-        ]
+        return [replace(one, part=value) for value, one in self._each(methodcaller("study_verdicts"))]
 
     def page_title(self) -> str:
         """The first result's, and what the results are by."""
@@ -91,26 +88,22 @@ class FitsBy(Result):
 
     def page_tables(self) -> Sequence[Table]:
         """The tables of every result under its value."""
-        return [
-            replace(table, title=f"{value}: {table.title}")
-            for value, one in self.results.items()
-            for table in one.page_tables()
-        ]
+        tables = self._each(methodcaller("page_tables"))
+        return [replace(table, title=f"{value}: {table.title}") for value, table in tables]
 
     @property
     def rows(self) -> Sequence[Any]:
         """The rows of all results."""
-        return list(itertools.chain.from_iterable(one.rows for one in self.results.values()))
+        return [row for _, row in self._each(attrgetter("rows"))]
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The rows of all results, with the value of the column."""
-        return [{self.by: value, **row} for value, one in self.results.items() for row in one.to_rows()]
+        return [{self.by: value, **row} for value, row in self._each(methodcaller("to_rows"))]
 
     def table(self, caption: str = "") -> Table:
         """The tables of all results as one, with the value of the column first."""
-        inner = {value: one.table() for value, one in self.results.items()}
-        first = next(iter(inner.values()))
-        rows = tuple((value, *row) for value, one in inner.items() for row in one.rows)
+        first = next(iter(self.results.values())).table()
+        rows = tuple((value, *row) for value, row in self._each(lambda one: one.table().rows))
         shown = (Column(self.by), *first.shown)
         return Table(self.headline(), (self.by, *first.columns), rows, caption, shown=shown)
 
@@ -120,8 +113,8 @@ class FitsBy(Result):
 
     def warnings(self) -> Sequence[str]:
         """The warnings of all results, and the values that could not be fitted."""
-        of_results = [f"{value}: {line}" for value, one in self.results.items() for line in one.warnings()]
-        return [*self.left_out_parts, *of_results]
+        lines = self._each(methodcaller("warnings"))
+        return [*self.left_out_parts, *(f"{value}: {line}" for value, line in lines)]
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON of every result by value."""
@@ -132,8 +125,7 @@ class FitsBy(Result):
         """The panels of all results."""
         return [
             replace(panel, title=f"{value}: {panel.title}", group=panel.group and f"{value}: {panel.group}")
-            for value, one in self.results.items()
-            for panel in one.panels()
+            for value, panel in self._each(methodcaller("panels"))
         ]
 
     def blocks(self, width: int) -> Iterable[Block]:

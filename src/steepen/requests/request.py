@@ -10,7 +10,7 @@
 
         def run(self) -> PowerResult: ...
 
-Derived from the fields: the command and its help (`command.py`), the Python function (`function`), the checks
+Derived from the fields: the command and its help (`app.py`), the Python function (`function`), the checks
 when a request is constructed, JSON (`to_dict`, `decode`), and the reference pages of the documentation.
 
 A field is named in backticks in help, docstrings and errors (`delta_gamma`); the command line prints the
