@@ -74,7 +74,8 @@ def python_reference() -> str:
         if name in kinds:
             continue
         request = Report if name == "report" else getattr(getattr(steepen, name), "request", None)
-        lines += [f"::: steepen.{modules[name]}.{name}", ""] if request is None else function_reference(name, request)
+        documented = [f"::: steepen.{modules[name]}.{name}", ""]
+        lines += documented if request is None else function_reference(name, request)
     lines += [
         "## Results",
         "",
