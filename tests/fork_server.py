@@ -24,11 +24,14 @@ import time
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from steepen.launch.worker import python_path
 from steepen.requests.app import main
 from steepen.requests.worker import run_rank, terminate_with_parent
+
+if TYPE_CHECKING:
+    import pytest
 
 ORPHAN_SECONDS = 30.0  # for the workers of a killed study to save and end
 _PR_SET_CHILD_SUBREAPER = 36
@@ -119,14 +122,24 @@ def _as_if_started(environment: dict[str, str]) -> None:
 class ForkedCommand(ForkedProcess):
     """A `python -m steepen …`, or a rank that it starts, with its output in `log`."""
 
-    def __init__(self, command: Sequence[str], env: dict[str, str], log: Path) -> None:
+    def __init__(
+        self, command: Sequence[str], env: dict[str, str], log: Path, cwd: Path | None = None
+    ) -> None:
         assert command[1] == "-m" and command[2] in ("steepen", "steepen.requests.worker"), command
         super().__init__(os.fork())
         if not self.pid:
             _as_if_started(env)
+            os.chdir(cwd or Path.cwd())
             terminate_with_parent()
             run = main if command[2] == "steepen" else lambda words: run_rank(Path(words[0]))
             become(list(command[3:]), {}, str(log), run)
+
+
+def fork_ranks(patch: pytest.MonkeyPatch, log: Path) -> None:
+    """Fork the ranks that torch's agent starts, with their output in `log`: torch is imported already."""
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    patch.setattr(SubprocessHandler, "_popen", lambda self, command, env: ForkedCommand(command, env, log))
 
 
 class ForkedWorker(ForkedProcess):
@@ -151,6 +164,16 @@ class ForkedWorker(ForkedProcess):
         os.close(requests[0])
         os.close(answers[1])
         self.stdin, self.stdout = os.fdopen(requests[1], "wb"), os.fdopen(answers[0], "rb")
+
+
+FORKING: Any = types.SimpleNamespace(
+    Popen=ForkedWorker, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL
+)  # in the place of the module `subprocess`
+
+
+def fork_workers(patch: pytest.MonkeyPatch) -> None:
+    """Fork the worker processes of studies."""
+    patch.setattr("steepen.launch.worker.subprocess", FORKING)
 
 
 def children(process: int) -> list[int]:
@@ -206,8 +229,7 @@ def serve() -> None:
     # Small enough for preparations of a fraction of a second to be resumed in the middle.
     steepen.data.tokenize_source.JOURNAL_SECONDS = 0.005
     steepen.studies.ladders.ladder_runs.DRAWS = 100
-    forking: Any = types.SimpleNamespace(Popen=ForkedWorker, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
-    steepen.launch.worker.subprocess = forking
+    steepen.launch.worker.subprocess = FORKING
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until a forked command has begun
     answers = os.fdopen(os.dup(1), "w")
     print("ready", file=answers, flush=True)

@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-from fork_server import ForkedCommand, ForkedProcess, children
+from fork_server import ForkedCommand, ForkedProcess, children, fork_ranks
 from ranks import free_port
 from steepen.data import Dataset
 from steepen.requests.app import main
@@ -210,9 +209,7 @@ def test_gpus_option_restarts_after_a_killed_rank_and_saves_once_on_sigterm(
 ) -> None:
     runs, log = tmp_path / "runs", tmp_path / "log"
     # The agent and its ranks are forked; apart from that they are those of a user.
-    monkeypatch.setattr(
-        SubprocessHandler, "_popen", lambda self, command, env: ForkedCommand(command, env, log)
-    )
+    fork_ranks(monkeypatch, log)
     spec = make_spec("vanilla", steps=100)
     spec = replace(spec, steps=400, data=replace(spec.data, epochs=100))
     command = [sys.executable, "-m", "steepen", *words_for(spec, tiny_data, tmp_path)]

@@ -10,8 +10,8 @@ import json
 import os
 import pickle
 import re
+import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +23,7 @@ import pytest
 import yaml
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from fork_server import ForkedCommand, fork_ranks, fork_workers
 from ranks import free_port
 from steepen.data import Dataset
 from steepen.launch.worker import NODES_VARIABLE
@@ -81,32 +82,38 @@ def listeners(process: int) -> set[Listener]:
     return found
 
 
+@pytest.fixture
+def forking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork commands, ranks and workers, which import torch again otherwise; what they open is a user's."""
+    fork_ranks(monkeypatch, tmp_path / "log.txt")
+    fork_workers(monkeypatch)
+
+
+def start(words: list[str], folder: Path, **variables: str) -> ForkedCommand:
+    """`steepen` in a forked process, with its output in `folder`/log.txt."""
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_SOCKET_IFNAME")}
+    command = [sys.executable, "-m", "steepen", *words]
+    return ForkedCommand(command, environment | variables, folder / "log.txt", folder)
+
+
 def watch(
     words: list[str], folder: Path, *, stop: Callable[[set[Listener]], object] | None = None
 ) -> tuple[int, set[Listener], str]:
     """Run `steepen` to its end, or until `stop` is true; returns exit code, sockets and output."""
-    log = folder / "log.txt"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "steepen", *words],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=folder,
-            env={name: value for name, value in os.environ.items() if not name.endswith("_SOCKET_IFNAME")},
-        )
+    process = start(words, folder)
     found: set[Listener] = set()
     deadline = time.monotonic() + SECONDS
     try:
         while process.poll() is None and time.monotonic() < deadline:
             found |= listeners(process.pid)
             if stop is not None and stop(found):
-                process.terminate()
+                process.send_signal(signal.SIGTERM)
                 break
-            time.sleep(0.02)
+            time.sleep(0.2)  # to look through /proc takes as long where there are many threads
         code = process.wait(60)
     finally:
         process.kill()
-    return code, found, log.read_text()
+    return code, found, (folder / "log.txt").read_text()
 
 
 def train_words(spec: RunSpec, data: Dataset, folder: Path) -> list[str]:
@@ -122,6 +129,7 @@ def test_sockets_of_a_process_are_found() -> None:
         assert {(one.getsockname()[1], False), (two.getsockname()[1], True)} <= found
 
 
+@pytest.mark.usefixtures("forking")
 def test_ranks_of_one_machine_listen_on_loopback_only(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
 ) -> None:
@@ -142,6 +150,7 @@ class _Attack:
         return open, (self.file, "w")
 
 
+@pytest.mark.usefixtures("forking")
 def test_pickles_in_the_store_of_a_run_are_never_loaded(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
 ) -> None:
@@ -169,6 +178,7 @@ def test_pickles_in_the_store_of_a_run_are_never_loaded(
     assert not owned.exists() and code is not None
 
 
+@pytest.mark.usefixtures("forking")
 def test_two_nodes_train_as_one(make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path) -> None:
     """Two agents with one rank each meet at an address, and meet again after a fault."""
     spec = make_spec("vanilla", steps=30)
@@ -179,11 +189,7 @@ def test_two_nodes_train_as_one(make_spec: MakeSpec, tiny_data: Dataset, tmp_pat
     words = [*train_words(spec, tiny_data, tmp_path), "--gpus", "1", "--checkpoint-every", "5"]
     address = f"127.0.0.1:{free_port()}"
     nodes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "steepen", *words, "--max-restarts", "1"],
-            stderr=subprocess.PIPE,
-            env={**os.environ, NODES_VARIABLE: f"{node}/2 {address}"},
-        )
+        start([*words, "--max-restarts", "1"], tmp_path, **{NODES_VARIABLE: f"{node}/2 {address}"})
         for node in range(2)
     ]
     run = tmp_path / "runs" / spec.hash
@@ -193,14 +199,15 @@ def test_two_nodes_train_as_one(make_spec: MakeSpec, tiny_data: Dataset, tmp_pat
             time.sleep(0.02)
         (rank,) = [one for one in descendants(nodes[1].pid) if one != nodes[1].pid]
         os.kill(rank, 9)
-        said = [node.communicate(timeout=SECONDS)[1].decode() for node in nodes]
+        codes = [node.wait(SECONDS) for node in nodes]
     finally:
         for node in nodes:
             node.kill()
-    assert [node.returncode for node in nodes] == [0, 0], said
+    said = (tmp_path / "log.txt").read_text()
+    assert codes == [0, 0], said
     two, one = (read_json(folder / "record.json") for folder in (run, alone / "runs" / spec.hash))
     assert two["validation_loss"] == pytest.approx(one["validation_loss"], rel=1e-4)
-    assert "resuming from step" in said[0]
+    assert "resuming from step" in said
 
 
 def small_preset(folder: Path) -> str:
@@ -208,13 +215,17 @@ def small_preset(folder: Path) -> str:
     shipped = Path(__file__).parents[2] / "src/steepen/studies/presets/tiny.yaml"
     preset = yaml.safe_load(shipped.read_text(encoding="utf-8"))
     preset |= {"arms": ["vanilla", "operator-1"], "rungs": [1, 2, 3, 4], "arm_rungs": []}
+    preset |= {"context": 16, "batch_tokens": 64, "validation_tokens": 512}
+    preset |= {"recipes": [{"arm": "all", "learning_rate": 0.1, "warmup_steps": 2, "tpp": 0.06}]}
     (folder / "small.yaml").write_text(json.dumps(preset))
     return str(folder / "small.yaml")
 
 
+@pytest.mark.usefixtures("forking")
 @pytest.mark.parametrize("launcher", ["local", "ray"])
-def test_study_listens_on_loopback_only(launcher: str, tmp_path: Path) -> None:
+def test_study_listens_on_loopback_only(launcher: str, tiny_data: Dataset, tmp_path: Path) -> None:
     words = ["study", "ladder", "--preset", small_preset(tmp_path), "--device", "cpu", "--jobs", "1"]
+    words += ["--data", str(tiny_data.directory)]
     more = ["--launcher", "ray"] if launcher == "ray" else ["--gpus-per-run", "2"]
     code, found, said = watch(
         [*words, *more], tmp_path, stop=lambda _: [*tmp_path.glob("runs/*/record.json")]
@@ -226,6 +237,7 @@ def test_study_listens_on_loopback_only(launcher: str, tmp_path: Path) -> None:
         assert {"gcs_server", "raylet"} <= {one.process for one in found}
 
 
+@pytest.mark.usefixtures("forking")
 def test_server_listens_on_loopback_only(tmp_path: Path) -> None:
     (tmp_path / "studies").mkdir()
     _, found, said = watch(["serve", "--port", "0"], tmp_path, stop=lambda found: found)

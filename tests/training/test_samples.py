@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 import torch
 
 import steepen
+from fork_server import fork_ranks
 from ranks import on_ranks
 from steepen.data import Dataset
 from steepen.distributed.world import World
@@ -24,6 +23,7 @@ from steepen.training.run import train
 from steepen.training.stopping import Interrupted
 from steepen.training.train_options import TrainOptions
 from steepen.training.trainer import Trainer
+from steepen.utils.json_io import write_json
 
 MakeSpec = Callable[..., RunSpec]
 PLAIN = TrainOptions(device="cpu", quiet=True, micro_batch=2, checkpoint_every=3)
@@ -110,10 +110,10 @@ def test_prompt_that_fills_the_context_is_refused(
 
 
 def test_command_line_samples_and_shows_them(
-    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from steepen.utils.json_io import write_json
-
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    fork_ranks(monkeypatch, tmp_path / "log")
     spec = make_spec("vanilla", steps=4)
     write_json(tmp_path / "spec.json", spec.to_dict())
     words = ["--data", str(tiny_data.directory), "--runs", str(tmp_path / "runs"), "--device", "cpu"]
@@ -124,12 +124,3 @@ def test_command_line_samples_and_shows_them(
     assert main(["runs", "show", spec.hash, "--runs", str(tmp_path / "runs")]) == 0
     shown = capsys.readouterr().out
     assert "samples at step 2\n" in shown and "samples at step 4" in shown and "“the” " in shown
-
-
-def test_training_on_one_rank_does_not_import_fsdp() -> None:
-    # torch.distributed.fsdp takes a third of the time of all imports, which every run waits for.
-    code = (
-        "import sys, steepen.training.trainer, steepen.training.samples; "
-        "sys.exit('torch.distributed.fsdp' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
