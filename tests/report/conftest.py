@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from types import ModuleType
 import pytest
 
 from steepen.report.load_studies import LoadedStudy, load_study
+from steepen.report.page import render_page
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "report_simulated.py"
 
@@ -34,7 +36,13 @@ def simulated_studies(simulated: ModuleType, tmp_path_factory: pytest.TempPathFa
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def finished(simulated_studies: Path) -> Callable[[str], LoadedStudy]:
-    """A simulated study, loaded."""
-    return lambda name: load_study(name, simulated_studies / "studies")
+    """A simulated study, loaded once."""
+    return functools.cache(lambda name: load_study(name, simulated_studies / "studies"))
+
+
+@pytest.fixture(scope="session")
+def ladder_page(finished: Callable[[str], LoadedStudy]) -> str:
+    """The page of the simulated ladder."""
+    return render_page([finished("ladder")])

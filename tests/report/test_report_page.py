@@ -15,7 +15,7 @@ import pytest
 
 from steepen.laws.verdict.questions import GROWTH
 from steepen.report.colours import arm_colour
-from steepen.report.load_studies import LoadedStudy
+from steepen.report.load_studies import LoadedStudy, load_study
 from steepen.report.page import render_page
 from steepen.runs.record import RunRecord
 from steepen.studies.answer import Answer, Axis, Panel, Series, Table
@@ -75,24 +75,24 @@ def test_page_of_several_studies_opens_with_the_ladders_answers(
     assert page.count('class="stacked"') == 1, "the answers are not repeated"
 
 
-def test_long_tables_are_folded(finished: Callable[[str], LoadedStudy]) -> None:
-    page = render_page([finished("ladder")])
-    assert '<details class="fold"><summary>' in page
-    for block in page.split('<details class="fold">')[1:]:
+def test_long_tables_are_folded(ladder_page: str) -> None:
+    assert '<details class="fold"><summary>' in ladder_page
+    for block in ladder_page.split('<details class="fold">')[1:]:
         assert block[: block.index("</details>")].count("<tr>") > 12
-    assert page.index('class="stacked"') < page.index('<details class="fold">')
+    assert ladder_page.index('class="stacked"') < ladder_page.index('<details class="fold">')
 
 
-def test_page_has_every_number_of_the_answer(finished: Callable[[str], LoadedStudy]) -> None:
-    study = finished("ladder")
-    found = re.search(r"All values \(JSON\)</summary><pre[^>]*>(.*?)</pre>", render_page([study]), re.S)
+def test_page_has_every_number_of_the_answer(
+    finished: Callable[[str], LoadedStudy], ladder_page: str
+) -> None:
+    found = re.search(r"All values \(JSON\)</summary><pre[^>]*>(.*?)</pre>", ladder_page, re.S)
     assert found
-    assert json.loads(unescape(found.group(1))) == study.answer.values
+    assert json.loads(unescape(found.group(1))) == finished("ladder").answer.values
 
 
-def test_page_states_each_verdict_once(finished: Callable[[str], LoadedStudy]) -> None:
+def test_page_states_each_verdict_once(finished: Callable[[str], LoadedStudy], ladder_page: str) -> None:
     study = finished("ladder")
-    visible = Outline(render_page([study])).text.split("Every number")[0]
+    visible = Outline(ladder_page).text.split("Every number")[0]
     for judged in study.answer.verdicts:
         sentence = re.sub(r"(?<=[ (])-(?=[\d.])", "−", judged.verdict.sentence)
         assert visible.split("All values (JSON)")[0].count(sentence) == 1
@@ -121,11 +121,14 @@ def test_verdicts_absent_from_the_findings_follow_them(
     assert "untied-grow per second: undecided." in text
 
 
-def test_page_has_spec_and_record_of_every_run(finished: Callable[[str], LoadedStudy]) -> None:
+def test_page_has_spec_and_record_of_every_run(
+    finished: Callable[[str], LoadedStudy], ladder_page: str
+) -> None:
     study = finished("ladder")
-    page = render_page([study])
     blocks = re.findall(
-        r'<details class="run" id="run-(\w+)">.*?<pre[^>]*>(.*?)</pre>.*?<pre[^>]*>(.*?)</pre>', page, re.S
+        r'<details class="run" id="run-(\w+)">.*?<pre[^>]*>(.*?)</pre>.*?<pre[^>]*>(.*?)</pre>',
+        ladder_page,
+        re.S,
     )
     assert {run for run, _, _ in blocks} == set(study.answer.runs)
     for run, spec, rest in blocks:
@@ -134,10 +137,11 @@ def test_page_has_spec_and_record_of_every_run(finished: Callable[[str], LoadedS
         assert record == next(r for r in study.records if r.run == run)
 
 
-def test_every_point_has_its_values_and_a_link_to_its_run(finished: Callable[[str], LoadedStudy]) -> None:
+def test_every_point_has_its_values_and_a_link_to_its_run(
+    finished: Callable[[str], LoadedStudy], ladder_page: str
+) -> None:
     study = finished("ladder")
-    page = render_page([study])
-    plots = page.split('<div class="plot')[1:]
+    plots = ladder_page.split('<div class="plot')[1:]
     figure = next(part for part in plots if '<p class="title">Loss against compute</p>' in part)
     top, bottom = (float(v) for v in re.findall(r'data-box="\S+ (\S+) \S+ (\S+)"', figure)[0])
     low, high = json.loads(unescape(re.findall(r'data-y="([^"]*)"', figure)[0]))["limits"]
@@ -146,7 +150,7 @@ def test_every_point_has_its_values_and_a_link_to_its_run(finished: Callable[[st
         for run, y in zip(runs.split(), re.findall(r'<use [^>]*y="([^"]+)"', marks), strict=True):
             found[run] = low + (high - low) * (bottom - float(y)) / (bottom - top)
     assert found == {r.run: pytest.approx(r.validation_loss, abs=2e-5) for r in study.records}
-    assert all(f'id="run-{record.run}"' in page for record in study.records)
+    assert all(f'id="run-{record.run}"' in ladder_page for record in study.records)
 
 
 def test_page_references_no_external_resource(finished: Callable[[str], LoadedStudy]) -> None:
@@ -225,15 +229,14 @@ def test_arm_has_one_colour_on_the_whole_page(finished: Callable[[str], LoadedSt
     assert shades == labels == marks == set(rules)
 
 
-def test_dark_colours_apply_to_screens_only(finished: Callable[[str], LoadedStudy]) -> None:
-    page = render_page([finished("ladder")])
-    assert set(re.findall(r"@media ([^{]*prefers-color-scheme[^{]*)\{", page)) == {
+def test_dark_colours_apply_to_screens_only(ladder_page: str) -> None:
+    assert set(re.findall(r"@media ([^{]*prefers-color-scheme[^{]*)\{", ladder_page)) == {
         "screen and (prefers-color-scheme:dark)"
     }
 
 
-def test_same_study_gives_the_same_page(finished: Callable[[str], LoadedStudy]) -> None:
-    assert render_page([finished("family")]) == render_page([finished("family")])
+def test_same_study_gives_the_same_page(simulated_studies: Path, ladder_page: str) -> None:
+    assert render_page([load_study("ladder", simulated_studies / "studies")]) == ladder_page
 
 
 @pytest.mark.parametrize("name", ["tpp", "data-constrained", "extrapolate"])
@@ -257,8 +260,8 @@ def test_badges_differ_by_answer(finished: Callable[[str], LoadedStudy]) -> None
     for growth in GROWTH:
         by_what = "either" if growth == "grows" else None
         verdict = replace(judged.verdict, better="no difference", growth=growth, by_what=by_what)
-        answer = replace(study.answer, verdicts=(replace(judged, verdict=verdict),))
-        page = render_page([replace(study, answer=answer)])
+        answer = replace(study.answer, verdicts=(replace(judged, verdict=verdict),), panels=(), tables=())
+        page = render_page([replace(study, answer=answer, records=())])
         badges = f'<b class="word no-difference">no difference</b> <b class="word {growth}">{growth}</b>'
         assert badges in page
         assert ('<b class="word by">by either</b>' in page) == (growth == "grows")
@@ -272,7 +275,7 @@ def test_only_the_arm_column_of_a_table_is_coloured(finished: Callable[[str], Lo
     coloured = '<span class="arm'
     for column, expected in ((0, 1), (None, 0)):
         table = Table("T", ("arm", "copy"), (("vanilla", "vanilla"),), arm_column=column)
-        answer = replace(study.answer, verdicts=(), tables=(table,))
-        page = render_page([replace(study, answer=answer)])
+        answer = replace(study.answer, verdicts=(), tables=(table,), panels=())
+        page = render_page([replace(study, answer=answer, records=study.records[:1])])
         body = page[page.index("<tbody") : page.index("</tbody")]
         assert body.count(coloured) == expected
