@@ -351,9 +351,6 @@ def test_memory_does_not_grow_with_the_corpus(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"val_tokens": -1}, "val_tokens is -1"),
-        ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"shard_tokens": 0}, "shard_tokens is 0"),
         ({"tokenizer": "gpt5"}, "unknown tokenizer 'gpt5'"),
         ({"dtype": "int8"}, "unknown dtype 'int8'"),
         ({"dtype": "uint16", "tokenizer": "bpe:100000"}, "100,000 ids does not fit uint16; use uint32"),

@@ -147,7 +147,7 @@ def test_progress_increases_to_the_total(network: Network, tokenizer: Tokenizer,
 
 @pytest.mark.parametrize(
     "bad",
-    [{"seeds": ()}, {"seeds": (0, 0)}, {"seeds": (-1,)}, {"examples": 0}, {"token_budget": 0}, {"tasks": ()}],
+    [{"seeds": ()}, {"seeds": (0, 0)}, {"seeds": (-1,)}, {"tasks": ()}],
 )
 def test_bad_options_are_rejected(bad: dict[str, tuple[int, ...]]) -> None:
     with pytest.raises(UsageError):

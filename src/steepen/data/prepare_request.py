@@ -58,14 +58,6 @@ class PrepareRequest:
         # Of other tokenizers the size is known only when they are loaded.
         known = GPT2_SIZE if self.tokenizer == "gpt2" else 1
         choose_dtype(parse_tokenizer(self.tokenizer) or known, self.dtype)
-        for name, value, minimum in (
-            ("val_tokens", self.val_tokens, 0),
-            ("max_tokens", self.max_tokens, 1),
-            ("shard_tokens", self.shard_tokens, 256),
-            ("dedup_tokens", self.dedup_tokens, 0),
-        ):
-            if value is not None and value < minimum:
-                raise UsageError(f"{name} is {value}; it must be {minimum} or more.")
         if self.dedup_tokens is not None and not self.val_source:
             raise UsageError("dedup_tokens compares with the documents of a val_source; name one.")
         if self.mix is not None and (self.source or self.val_source):

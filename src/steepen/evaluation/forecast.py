@@ -94,26 +94,10 @@ def forecast(
     run. `residuals` and `ratio` are options of `fit_downstream`; the defaults are the paper's authors'.
     Where a run lacks some of CORE's 22 tasks, the mean of `tasks` is forecast instead of CORE.
     """
-    for flops in targets:
-        if not 0 < flops < float("inf"):
-            raise UsageError(f"`targets` = {flops} is not valid: give a positive number of FLOPs.")
     runs = [run for one in series for run in one.runs]
     labels = choose_tasks(tasks, runs)
     is_core = all(run.core22 is not None for run in runs)
-    names = None if held_out is None else {run.run for run in find_runs(runs, held_out)}
-    held = {
-        one.label: [run for run in one.runs if run.run in names] if names is not None
-        else list(one.runs[-1:]) if len(one.runs) > MIN_RUNS else []
-        for one in series
-    }  # fmt: skip
-    for one in series:
-        left = len(one.runs) - len(held[one.label])
-        if left < MIN_RUNS:
-            besides = " besides those held out" if held[one.label] else ""
-            raise UsageError(
-                f"{one.label} has {left} scored runs{besides}; a task law needs at least {MIN_RUNS} (choose "
-                "others with `arms`)."
-            )
+    held = _held_out(series, held_out)
 
     def score(run: ScoredRun) -> float:
         return run.core22 if is_core and run.core22 is not None else run.mean_centered(labels)
@@ -124,16 +108,36 @@ def forecast(
         }
         return fit_downstream(tables, labels, residuals=residuals, ratio=ratio)
 
-    check = fitted(held) if any(held.values()) else None
+    if not held:
+        return Forecast(tuple(series), tuple(labels), fitted({}), is_core, targets=tuple(targets))
+    check = fitted(held)
     compared = [
-        (run, check.hold_out(label, run.flops, score(run)))
-        for label, own in held.items()
-        for run in own
-        if check is not None
+        (run, check.hold_out(label, run.flops, score(run))) for label, own in held.items() for run in own
     ]
-    fit = fitted({}) if check is None or held_out is None else check
-    kept = {} if held_out is None else {label: own for label, own in held.items() if own}
+    # Runs that were held out by name stay out; the largest ones only checked the method.
+    fit, kept = (fitted({}), dict[str, Sequence[ScoredRun]]()) if held_out is None else (check, held)
     return Forecast(tuple(series), tuple(labels), fit, is_core, kept, tuple(compared), tuple(targets))
+
+
+def _held_out(series: Sequence[ScoreSeries], names: Sequence[str] | None) -> Held:
+    """The runs of each series that these names begin, or its largest where it has more than MIN_RUNS.
+
+    Raises UsageError where too few are left of a series to fit a law to.
+    """
+    if names is None:
+        held = {one.label: list(one.runs[-1:]) for one in series if len(one.runs) > MIN_RUNS}
+    else:
+        chosen = {run.run for run in find_runs((run for one in series for run in one.runs), names)}
+        held = {one.label: [run for run in one.runs if run.run in chosen] for one in series}
+    for one in series:
+        left = len(one.runs) - len(held.get(one.label, ()))
+        if left < MIN_RUNS:
+            besides = " besides those held out" if held.get(one.label) else ""
+            raise UsageError(
+                f"{one.label} has {left} scored runs{besides}; a task law needs at least {MIN_RUNS} (choose "
+                "others with `arms`)."
+            )
+    return {label: own for label, own in held.items() if own}
 
 
 def forecast_core(series: Sequence[ScoreSeries], targets: Sequence[float] = ()) -> Forecast | None:

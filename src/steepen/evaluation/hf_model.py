@@ -124,8 +124,6 @@ def load_hugging_face(
     except ImportError as error:
         raise SteepenError("`hf` needs transformers: pip install 'steepen[hf]'.") from error
     place = find_device(device)
-    if precision not in ("auto", "fp32", "bf16"):
-        raise UsageError(f"`precision` = {precision!r} is not valid: use auto, fp32 or bf16.")
     bf16 = precision == "bf16" or (precision == "auto" and place.type == "cuda")
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         raise UsageError(f"the folder {name} has no config.json: it is not a model of transformers.")

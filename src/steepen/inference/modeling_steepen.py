@@ -318,14 +318,11 @@ class SteepenModel(SteepenPreTrainedModel):
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=config)
         past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
-        if past + time > config.max_position_embeddings:
-            limit = config.max_position_embeddings
+        limit = config.max_position_embeddings
+        if past + time > limit:
             raise ValueError(f"{past + time} tokens are more than the network's context of {limit}.")
         if position_ids is None:
-            if attention_mask is not None and attention_mask.ndim == 2:
-                position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -time:]
-            else:
-                position_ids = torch.arange(past, past + time, device=device).unsqueeze(0)
+            position_ids = _positions(attention_mask, past, time, device)
         rotary = self._rotary_table(device, dtype)[:, position_ids].to(dtype)
         if config.custom_block is not None:
             attention_mask = _needed_mask(CUSTOM[config.custom_block["name"]], attention_mask)
@@ -350,8 +347,17 @@ class SteepenModel(SteepenPreTrainedModel):
                 states.append(x if config.streams is None else x.mean(-2))
             return x
 
-        wide = config.residual_stream == "fp32"
-        stream = torch.promote_types(dtype, torch.float32) if wide else dtype
+        return BaseModelOutputWithPast(
+            last_hidden_state=self._run_passes(embedded, run),
+            past_key_values=past_key_values,
+            hidden_states=tuple(states) if output_hidden_states else None,
+        )
+
+    def _run_passes(self, embedded: Tensor, run: Callable[[nn.Module, Tensor], Tensor]) -> Tensor:
+        """The prelude, every core pass and the coda; `run` applies some blocks."""
+        config, stream = self.config, embedded.dtype
+        if config.residual_stream == "fp32":
+            stream = torch.promote_types(stream, torch.float32)
         x = _norm(embedded.to(stream), config.norm_eps)
         if config.streams is not None:
             x = x.unsqueeze(-2).expand(*x.shape[:-1], config.streams, -1)
@@ -363,11 +369,7 @@ class SteepenModel(SteepenPreTrainedModel):
             as_is = h is None and config.first_pass == "prelude"
             h = run(core, e if as_is else self._boundary(config.core_boundary, h, e))
         h = run(self.coda, self._boundary(config.coda_boundary, h, e))
-        return BaseModelOutputWithPast(
-            last_hidden_state=h if config.streams is None else h.mean(-2),
-            past_key_values=past_key_values,
-            hidden_states=tuple(states) if output_hidden_states else None,
-        )
+        return h if config.streams is None else h.mean(-2)
 
     def _boundary(self, name: str, h: Tensor | None, e: Tensor) -> Tensor:
         """Mix the hidden state h (None before the first pass) with the prelude's output e."""
@@ -457,6 +459,13 @@ class SteepenForCausalLM(SteepenPreTrainedModel, GenerationMixin):
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
         )
+
+
+def _positions(given: Tensor | None, past: int, time: int, device: torch.device) -> Tensor:
+    """Positions of the new tokens, (batch or 1, time): padding on the left counts for nothing."""
+    if given is not None and given.ndim == 2:
+        return (given.long().cumsum(-1) - 1).clamp(min=0)[:, -time:]
+    return torch.arange(past, past + time, device=device).unsqueeze(0)
 
 
 def _attention_mask(

@@ -90,15 +90,11 @@ def resolve_source(
     staging: Path,
     log: Callable[[str], None],
 ) -> Source:
-    """The source that the names refer to; raises if there is nothing to read.
+    """The source that the names (one or more) refer to; raises if there is nothing to read.
 
     `endpoint` is another Hub than huggingface.co, `staging` the directory for its downloads; `log` receives a
     line when something slow begins.
     """
-    if not names:
-        raise UsageError(
-            "no source given; name files, a glob, builtin, hf:OWNER/NAME, fineweb or a function."
-        )
     first = names[0]
     name, _, config = first.partition(":") if isinstance(first, str) else ("", "", "")
     if name == "builtin":

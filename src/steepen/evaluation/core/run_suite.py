@@ -50,10 +50,6 @@ class CoreOptions:
         seeds = self.chosen_seeds  # raises for an unknown convention
         if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
             raise UsageError(f"`seeds` = {seeds} are not valid: give one or more different counts from 0.")
-        for name in ("examples", "token_budget"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"`{name}` = {value} is not valid: it must be at least 1.")
         if self.tasks is not None and not self.tasks:
             raise UsageError("no task is given; name one or more.")
 
@@ -244,9 +240,9 @@ def _saved(folder: Path | None, job: _Job) -> list[Outcome] | None:
         with open(folder / job.name, encoding="utf-8", opener=open_regular) as file:
             for line in file:
                 value = parse_json(line)
-                checked = value.pop("checksum", None) is not None  # earlier versions wrote none
+                del value["checksum"]
                 outcomes.append(_outcome(value))
-                if checked and line != _line(outcomes[-1]):
+                if line != _line(outcomes[-1]):
                     return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
