@@ -5,11 +5,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Self, get_args
 
 import numpy as np
@@ -18,6 +15,7 @@ import numpy.typing as npt
 from steepen.data.dataset import Dataset
 from steepen.data.windows import FixedWindows, Pool, RecutWindows, WindowOrder, Windows
 from steepen.errors import UsageError
+from steepen.utils.threads import map_ahead
 
 if TYPE_CHECKING:
     import torch
@@ -159,16 +157,11 @@ class Prefetcher:
         stop_step = batches.steps if stop_step is None else stop_step
         batches.require_steps(stop_step)
         self._first, self._last = batches.row_range(rank, world_size)
-        self._steps = iter(range(start_step, stop_step))
-        # One thread: steps are read in order, and an error is raised at the step that has it.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="steepen-prefetch")
-        self._ready: deque[Future[Item]] = deque()
-        self._read_ahead(queue_size)
+        steps = range(start_step, stop_step)
+        self._ready = map_ahead(self._read, steps, 1, queue_size, "steepen-prefetch")
 
     def __iter__(self) -> Iterator[Item]:
-        while self._ready:
-            step, inputs, targets = self._ready.popleft().result()
-            self._read_ahead(1)
+        for step, inputs, targets in self._ready:
             yield (
                 step,
                 inputs.to(self._device, non_blocking=True),
@@ -177,17 +170,13 @@ class Prefetcher:
 
     def close(self) -> None:
         """Stop the thread. There is no state to save: the position is the caller's step number."""
-        self._ready.clear()
-        self._thread.shutdown(cancel_futures=True)
+        self._ready.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _read_ahead(self, count: int) -> None:
-        self._ready.extend(self._thread.submit(self._read, step) for step in islice(self._steps, count))
 
     def _read(self, step: int) -> Item:
         import torch

@@ -16,7 +16,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -44,6 +43,7 @@ from steepen.data.validation_split import ValidationSplit, plan_split
 from steepen.errors import SteepenError, UsageError
 from steepen.utils.files import sha256_of_file
 from steepen.utils.json_io import read_json, with_checksum, without_checksum, write_json
+from steepen.utils.threads import map_ahead
 
 JOURNAL = "journal.json"
 VALIDATION_HASHES = "validation_documents.bin"
@@ -410,17 +410,8 @@ def tokenize_in_order(
             for each in group
         ]
 
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="steepen-tokenize")
-    pending: deque[Future[list[Document]]] = deque()
-    try:
-        for group in _groups(documents):
-            pending.append(pool.submit(tokenize, group))
-            if len(pending) > GROUPS_PER_THREAD * threads:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    ahead = GROUPS_PER_THREAD * threads
+    return map_ahead(tokenize, _groups(documents), threads, ahead, "steepen-tokenize")
 
 
 def _groups(documents: Iterable[Document]) -> Iterator[list[Document]]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,9 @@ from steepen.utils.files import open_regular, write_atomically
 from steepen.utils.json_io import parse_json
 from steepen.utils.progress import StageProgressCallback
 from steepen.utils.rows import grouped
+from steepen.utils.threads import map_ahead
 
-PREFETCHED_JOBS = 3  # whose prompts are encoded before they are scored
+PREFETCHED_JOBS = 3  # whose prompts are in memory, that which is scored included
 PROTOCOL = 3  # incremented whenever the same settings would give other scores
 
 
@@ -109,31 +109,25 @@ def evaluate_core(
     left = [job for job in jobs if job.name not in found]
     total, done = sum(job.work for job in jobs), sum(job.work for job in jobs if job.name in found)
     scorer = _JobScorer(network, tokenizer, options, passes, world)
-    pending: deque[Future[tuple[list[Example], list[Row]]]] = deque()
     # Prompts of the next few jobs are encoded while one is scored.
-    with ThreadPoolExecutor(1, thread_name_prefix="steepen-prompts") as encoder:
-        try:
-            for number, job in enumerate(left):
-                upcoming = left[number + len(pending) : number + PREFETCHED_JOBS]
-                pending.extend(encoder.submit(scorer.encode, later) for later in upcoming)
+    encoded = map_ahead(scorer.encode, left, 1, PREFETCHED_JOBS - 1, "steepen-prompts")
+    with closing(encoded):
+        for number, job in enumerate(left):
 
-                def report(fraction: float, job: _Job = job, before: float = done) -> None:
-                    if progress:
-                        progress("CORE", before + job.work * fraction, total, detail=job.label)
+            def report(fraction: float, job: _Job = job, before: float = done) -> None:
+                if progress:
+                    progress("CORE", before + job.work * fraction, total, detail=job.label)
 
-                world.progress(number, job.label)
-                mine = scorer.score(job.task, *pending.popleft().result(), report)
-                parts = world.all_gather_objects(list(map(vars, mine)))
-                # Rank r has the examples r, r + ranks, …
-                values = sorted((value for part in parts for value in part), key=lambda value: value["index"])
-                found[job.name] = list(map(_outcome, values))
-                if world.is_main and folder is not None:
-                    lines = "".join(map(_line, found[job.name]))
-                    write_atomically(folder / job.name, lines.encode())
-                done += job.work
-        finally:
-            for future in pending:
-                future.cancel()
+            world.progress(number, job.label)
+            mine = scorer.score(job.task, *next(encoded), report)
+            parts = world.all_gather_objects(list(map(vars, mine)))
+            # Rank r has the examples r, r + ranks, …
+            values = sorted((value for part in parts for value in part), key=lambda value: value["index"])
+            found[job.name] = list(map(_outcome, values))
+            # Saved task by task, and whole: an evaluation that is stopped resumes with the next task.
+            if world.is_main and folder is not None:
+                write_atomically(folder / job.name, "".join(map(_line, found[job.name])))
+            done += job.work
     by_task = grouped(jobs, lambda job: job.task.label).values()
     scores = [TaskScore.of(own[0].task, {job.seed: found[job.name] for job in own}) for own in by_task]
     return SuiteScores(tuple(scores), options.chosen_seeds, options.convention)
