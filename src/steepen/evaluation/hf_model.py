@@ -221,16 +221,13 @@ def score_text(
     length = model.shape.context
     rows = list(_windows(ids, length, tokenizer.end_of_text))
     scorer = Scorer(model)
-    seen = 0
 
-    def count(tokens: int) -> None:
-        nonlocal seen
-        seen += tokens
+    def report(done: int) -> None:
         if progress:
-            progress(seen, len(ids))
+            progress(done, len(ids))
 
     budget = 16_384 if scorer.device.type == "cuda" else max(length, 2048)
-    found = scorer.score(make_batches(rows, budget, 1), 2, count)
+    found = scorer.score(make_batches(rows, budget, 1), 2, report)
     total_bytes = sum(len(text.encode()) for text in texts)
     predicted = int(found.tokens.sum())
     return {

@@ -71,23 +71,36 @@ def card_configs(card: str) -> dict[str, Any]:
 
 def _patterns(configs: dict[str, Any], repository: str, config: str, split: str) -> list[str]:
     """Globs of a config's split."""
-    names = [name for name in configs if name]
-    chosen = config or ("" if "" in configs else "default" if "default" in configs else names[0])
-    if not config and len(names) > 1 and chosen not in ("", "default"):
-        raise UsageError(
-            f"{repository} has the configs {', '.join(names)}: name one, as hf:{repository}:{chosen}."
-        )
-    if chosen not in configs:
-        raise UsageError(f"{repository} has no config {config!r}; the nearest are {nearest(config, names)}.")
-    files = configs[chosen]
-    if isinstance(files, str) or (isinstance(files, list) and all(isinstance(one, str) for one in files)):
-        files = [{"split": "train", "path": files}]
-    listed = cast("list[Any]", files) if isinstance(files, list) else []
-    splits = {str(one.get("split")): one.get("path") for one in listed if isinstance(one, dict)}
+    splits = _splits(configs[_find_config(configs, repository, config)])
     if split not in splits:
         raise UsageError(f"{repository} has no split {split!r}; it has {', '.join(splits)}.")
     path = splits[split]
     return [str(one) for one in (path if isinstance(path, list) else [path])]
+
+
+def _find_config(configs: dict[str, Any], repository: str, config: str) -> str:
+    """The key of a config or, without a name, of the default one: so marked, so named, or the only one."""
+    names = [name for name in configs if name]
+    if config:
+        if config not in configs:
+            raise UsageError(
+                f"{repository} has no config {config!r}; the nearest are {nearest(config, names)}."
+            )
+        return config
+    found = next((name for name in ("", "default") if name in configs), None)
+    if found is None and len(names) > 1:
+        raise UsageError(
+            f"{repository} has the configs {', '.join(names)}: name one, as hf:{repository}:{names[0]}."
+        )
+    return names[0] if found is None else found
+
+
+def _splits(files: Any) -> dict[str, Any]:
+    """The `data_files` of a config by split: one path or several are training data."""
+    if isinstance(files, str) or (isinstance(files, list) and all(isinstance(one, str) for one in files)):
+        return {"train": files}
+    listed = cast("list[Any]", files) if isinstance(files, list) else []
+    return {str(one.get("split")): one.get("path") for one in listed if isinstance(one, dict)}
 
 
 def _split_of(path: str) -> str:

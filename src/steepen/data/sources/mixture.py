@@ -26,6 +26,7 @@ from steepen.data.sources.hub import REPOSITORIES
 from steepen.data.sources.readers import ReadOptions
 from steepen.errors import SteepenError, UsageError, require, require_positive, shorten
 from steepen.utils.codec import from_builtins
+from steepen.utils.expression import number_of
 from steepen.utils.files import read_text
 from steepen.utils.yaml_io import load_yaml
 
@@ -54,23 +55,7 @@ def parse_mixture(text: str, options: ReadOptions) -> dict[str, MixedSource]:
 
     `options` is how sources are read of which the mixture does not say it.
     """
-    if text.endswith((".yaml", ".yml")):
-        entries = _read(Path(text))
-    else:
-        entries: dict[str, dict[str, Any]] = {}
-        for pair in text.split(","):
-            source, _, weight = (part.strip() for part in pair.rpartition("="))
-            name = _short_name(source)
-            try:
-                share = float(weight)
-            except ValueError:
-                share = math.nan
-            if not source or math.isnan(share) or name in entries:
-                raise UsageError(
-                    f"`mix` {shorten(text)!r} is not a mixture: write SOURCE=WEIGHT,SOURCE=WEIGHT, or name a "
-                    "YAML file, in which sources that would have the same name have names of their own."
-                )
-            entries[name] = {"source": source, "weight": share}
+    entries = _read(Path(text)) if text.endswith((".yaml", ".yml")) else _pairs(text)
     reading = {each.name for each in fields(ReadOptions)}
     found: dict[str, MixedSource] = {}
     for name, entry in entries.items():
@@ -83,6 +68,20 @@ def parse_mixture(text: str, options: ReadOptions) -> dict[str, MixedSource]:
         raise UsageError(f"a mixture of {len(found)} sources; it takes 2 to {MAX_SOURCES}.")
     total = sum(each.weight for each in found.values())
     return {name: replace(each, weight=each.weight / total) for name, each in found.items()}
+
+
+def _pairs(text: str) -> dict[str, dict[str, Any]]:
+    entries: dict[str, dict[str, Any]] = {}
+    for pair in text.split(","):
+        source, _, weight = (part.strip() for part in pair.rpartition("="))
+        name, share = _short_name(source), number_of(weight)
+        if not source or share is None or math.isnan(share) or name in entries:
+            raise UsageError(
+                f"`mix` {shorten(text)!r} is not a mixture: write SOURCE=WEIGHT,SOURCE=WEIGHT, or name a "
+                "YAML file, in which sources that would have the same name have names of their own."
+            )
+        entries[name] = {"source": source, "weight": share}
+    return entries
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from collections import defaultdict
-from typing import Any
+from typing import Any, TypeAlias
 
 from steepen.data.tokenizer import check_charsmap
 
@@ -17,21 +17,15 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # types of pieces
 UNIGRAM, BPE = 1, 2  # types of models
 SPACE = "▁"
 MAX_PIECE = 1_000  # characters; sentencepiece's own default is 16
+Message: TypeAlias = defaultdict[int, list[Any]]  # values by field number
 
 
 def convert_sentencepiece(content: bytes) -> tuple[dict[str, Any], str]:
     """The tokenizer.json of a model, and its eos piece; raises ValueError for what is no model."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
     model = _fields(content)
-    pieces: list[tuple[str, float, int]] = []
-    for entry in model[1]:
-        piece = _fields(entry)
-        score = struct.unpack("<f", piece[2][-1])[0] if piece[2] else 0.0
-        text = piece[1][-1].decode()
-        if len(text) > MAX_PIECE:  # every split of a piece is looked up
-            raise ValueError(f"a piece has {len(text):,} characters, and at most {MAX_PIECE:,} are accepted")
-        pieces.append((text, score, _number(piece, 3, NORMAL)))
+    pieces = _pieces(model)
     trainer, normalizer = (_fields(model[number][-1] if model[number] else b"") for number in (2, 3))
     kind, eos = _number(trainer, 3, UNIGRAM), _number(trainer, 42, 2)
     unknown, fallback = _number(trainer, 40, 0), bool(_number(trainer, 35, 0))
@@ -47,16 +41,8 @@ def convert_sentencepiece(content: bytes) -> tuple[dict[str, Any], str]:
                 byte_fallback=fallback,
             )
         )  # fmt: skip
-    steps: list[Any] = []
-    if normalizer[2] and normalizer[2][-1]:
-        check_charsmap(normalizer[2][-1])
-        steps.append(normalizers.Precompiled(normalizer[2][-1]))
-    if _number(normalizer, 4, 1):  # remove_extra_whitespaces
-        steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
-    if _number(normalizer, 3, 1):  # add_dummy_prefix
-        steps.append(normalizers.Prepend(" "))
     # Texts are not split at spaces, since pieces may span several.
-    made.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+    made.normalizer = normalizers.Sequence(_normalizers(normalizer))
     made.decoder = decoders.Sequence(
         [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
@@ -66,6 +52,34 @@ def convert_sentencepiece(content: bytes) -> tuple[dict[str, Any], str]:
         elif type_ == USER_DEFINED:
             made.add_tokens([AddedToken(piece, special=False, normalized=False)])
     return json.loads(made.to_str()), pieces[eos][0]
+
+
+def _pieces(model: Message) -> list[tuple[str, float, int]]:
+    """Text, score and type of every piece, in the order of the ids."""
+    found: list[tuple[str, float, int]] = []
+    for entry in model[1]:
+        piece = _fields(entry)
+        score = struct.unpack("<f", piece[2][-1])[0] if piece[2] else 0.0
+        text = piece[1][-1].decode()
+        if len(text) > MAX_PIECE:  # every split of a piece is looked up
+            raise ValueError(f"a piece has {len(text):,} characters, and at most {MAX_PIECE:,} are accepted")
+        found.append((text, score, _number(piece, 3, NORMAL)))
+    return found
+
+
+def _normalizers(normalizer: Message) -> list[Any]:
+    """What is done to a text before it is encoded, in this order, as the model's settings say."""
+    from tokenizers import Regex, normalizers
+
+    steps: list[Any] = []
+    if normalizer[2] and normalizer[2][-1]:
+        check_charsmap(normalizer[2][-1])
+        steps.append(normalizers.Precompiled(normalizer[2][-1]))
+    if _number(normalizer, 4, 1):  # remove_extra_whitespaces
+        steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    if _number(normalizer, 3, 1):  # add_dummy_prefix
+        steps.append(normalizers.Prepend(" "))
+    return [*steps, normalizers.Replace(" ", SPACE)]
 
 
 def _merges(pieces: list[tuple[str, float, int]], ids: dict[str, int]) -> list[tuple[str, str]]:
@@ -79,9 +93,9 @@ def _merges(pieces: list[tuple[str, float, int]], ids: dict[str, int]) -> list[t
     ]
 
 
-def _fields(content: bytes) -> defaultdict[int, list[Any]]:
+def _fields(content: bytes) -> Message:
     """The values of a message by field number: integers, and bytes of all other kinds."""
-    found: defaultdict[int, list[Any]] = defaultdict(list)
+    found: Message = defaultdict(list)
     position = 0
     while position < len(content):
         key, position = _varint(content, position)
@@ -115,5 +129,5 @@ def _varint(content: bytes, position: int) -> tuple[int, int]:
     raise ValueError("it is not a protocol buffer")
 
 
-def _number(message: defaultdict[int, list[Any]], field: int, default: int) -> int:
+def _number(message: Message, field: int, default: int) -> int:
     return int(message[field][-1]) if message[field] else default

@@ -180,16 +180,10 @@ class _JobScorer:
         """The outcome of every example; `progress` receives the fraction done."""
         if not examples:  # a rank without any
             return []
-        total, seen = sum(map(len, rows)), 0
-
-        def count(tokens: int) -> None:
-            nonlocal seen
-            seen += tokens
-            progress(seen / total)
-
+        total = sum(map(len, rows))
         batches = make_batches(rows, self.token_budget, self.mask_budget)
         spans = sum(len(example.spans) for example in examples)
-        answers = self.scorer.score(batches, spans, count)
+        answers = self.scorer.score(batches, spans, lambda done: progress(done / total))
         outcomes: list[Outcome] = []
         first = 0
         for example in examples:

@@ -147,18 +147,21 @@ class Scorer:
     def score(
         self, batches: Iterable[Sequence[Row]], spans: int, progress: Callable[[int], None] | None = None
     ) -> SpanScores:
-        """Score all batches; `progress` receives the tokens of each finished batch."""
+        """Score all batches; `progress` receives the tokens scored so far."""
         loss, count, hits = np.zeros(spans), np.zeros(spans, np.int64), np.zeros(spans, np.int64)
         pending: deque[tuple[Sequence[Row], Tensor, Tensor]] = deque()
+        done = 0
 
         def collect() -> None:
+            nonlocal done
             rows, losses, top = pending.popleft()
             span_ids = np.concatenate([row.span_ids for row in rows])
             np.add.at(loss, span_ids, losses.cpu().numpy().astype(np.float64))
             np.add.at(hits, span_ids, top.cpu().numpy())
             np.add.at(count, span_ids, 1)
+            done += sum(map(len, rows))
             if progress:
-                progress(sum(map(len, rows)))
+                progress(done)
 
         # Reading a result waits for the GPU: a few batches are in flight, so that it always has work. Sums
         # are in fp64 and by span, so that a score does not depend on how examples were batched.
