@@ -75,7 +75,8 @@ def prepare(
             )  # fmt: skip
         elif _stored_identity(partial) != identity:  # complete, but killed before it was renamed
             raise _other_preparation(partial)
-        # Renamed while the lock is held: no other process may begin to prepare in between.
+        # Renamed while the lock is held: no other process may begin to prepare in between. The names of the
+        # files are on disk before the directory has its own, which says that it is complete.
         (partial / LOCK).unlink(missing_ok=True)
         sync(partial)
         partial.replace(out)

@@ -88,6 +88,7 @@ class ShardWriter:
         while len(ids):
             if self._stream is None:
                 self._stream = open(self._path(), "wb", opener=open_without_links)  # noqa: SIM115
+                # 0 tokens until it is complete, so that part of a shard never passes for a whole one.
                 self._stream.write(header(self.dtype, 0, self.vocabulary))
             written = ids[: self.shard_tokens - self.open_tokens]
             self._stream.write(written.astype(DTYPES[self.dtype], copy=False).data)
@@ -108,7 +109,7 @@ class ShardWriter:
             return
         self._stream.seek(0)
         self._stream.write(header(self.dtype, self.open_tokens, self.vocabulary))
-        self.sync()
+        self.sync()  # before its record, which a journal may hold from now on
         self._stream.close()
         path = self._path()
         self.finished.append(ShardRecord(path.name, self.split, self.open_tokens, sha256_of_file(path)))

@@ -131,7 +131,8 @@ def save_scores(
 
 def _write(checkpoint: RunCheckpoint, file: Path, scores: dict[str, Any], update_record: bool) -> bool:
     """Write scores to `file` and into the run's record; returns whether the record has them."""
-    # A file that exists and cannot be read raises here: it must not be overwritten.
+    # The file first: a kill in between leaves the record as it was, and the next evaluation merges with the
+    # file. One that exists and cannot be read raises here: it must not be overwritten.
     before = _valid_scores(_read_object(file)) if file.is_file() else {}
     write_json(file, with_checksum(_merge(before, scores)))
     directory = RunDirectory(checkpoint.run)
