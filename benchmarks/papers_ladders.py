@@ -14,7 +14,7 @@ import numpy as np
 from scipy import stats
 
 from steepen.laws.analysis import AnalysisRequest, LadderAnalysis, analyse_table
-from steepen.laws.fits.paper_method import fit_irreducible_loss
+from steepen.laws.fits.compute_law import fit_irreducible_loss
 from steepen.laws.ladder import Ladder
 from steepen.laws.model.table_fit import slope_contrast
 from steepen.tables.paper_ladders import PAPER_LADDERS

@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 
 from steepen.errors import UsageError
-from steepen.laws.fits.isoflop import fit_isoflop, fit_power_law, group_budgets, rounded_mean
-from steepen.laws.fits.isoflop_runs import fit_isoflop_runs
+from steepen.laws.fits.isoflop import (
+    fit_isoflop,
+    fit_isoflop_runs,
+    fit_power_law,
+    group_budgets,
+    rounded_mean,
+)
 from steepen.laws.fits.vertex import find_vertex
 from steepen.laws.isoflop_table import fit_isoflop_table
 from steepen.laws.ladder import make_ladder

@@ -16,11 +16,10 @@ from steepen.errors import UsageError
 from steepen.laws.analysis import AnalysisRequest, analyse
 from steepen.laws.distributions import Prior
 from steepen.laws.ladder import Ladder, make_ladder
-from steepen.laws.model.fit_tables import fit_tables
+from steepen.laws.model.fit_tables import fit_tables, seed_variances
 from steepen.laws.model.laws import Cells, Laws
-from steepen.laws.model.noise import seed_variances
+from steepen.laws.verdict.evidence import saving
 from steepen.laws.verdict.questions import DecisionRule, by_what, contrasts, holm_levels, p_values
-from steepen.laws.verdict.sentences import saving
 from steepen.results.fit import ComputeResult
 
 FLOPS = np.geomspace(3.25e17, 1.01e20, 8)

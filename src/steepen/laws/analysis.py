@@ -18,8 +18,14 @@ import numpy as np
 
 from steepen.errors import UsageError, require_one_of
 from steepen.laws.distributions import Prior
-from steepen.laws.fits.compute_law import ComputeFit, FitSettings, Loss, ReferenceLaw, law_dict
-from steepen.laws.fits.paper_method import fit_paper
+from steepen.laws.fits.compute_law import (
+    ComputeFit,
+    FitSettings,
+    Loss,
+    ReferenceLaw,
+    fit_paper,
+    law_dict,
+)
 from steepen.laws.ladder import Ladder, check_ladders, plain_name
 from steepen.laws.verdict.evidence import Verdict
 from steepen.laws.verdict.holdout import HeldOutLoss, hold_out_rungs, score_hold_outs

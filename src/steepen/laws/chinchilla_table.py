@@ -11,8 +11,9 @@ import numpy as np
 from steepen.errors import UsageError, require_reference
 from steepen.laws.distributions import Interval
 from steepen.laws.fits.chinchilla import ChinchillaFit, ChinchillaSettings, fit_chinchilla
-from steepen.laws.fits.size_law_comparison import ArmRuns, LawComparison, compare_laws, holm
+from steepen.laws.fits.size_law_comparison import ArmRuns, LawComparison, compare_laws
 from steepen.laws.fits.size_law_solver import IntArray, ModelSize
+from steepen.laws.verdict.questions import holm
 from steepen.tables.table import Table
 from steepen.tables.table_selection import held_out, parse_hold_outs
 from steepen.utils.arrays import Array, Mask

@@ -10,11 +10,10 @@ import numpy as np
 
 from steepen.errors import UsageError, require_one_of, require_reference
 from steepen.laws.distributions import Interval
-from steepen.laws.fits.isoflop import IsoflopFit, fit_isoflop
+from steepen.laws.fits.isoflop import IsoflopFit, fit_isoflop, fit_isoflop_runs
 from steepen.laws.fits.isoflop_comparison import SweepComparison, compare_sweeps
-from steepen.laws.fits.isoflop_runs import fit_isoflop_runs
-from steepen.laws.fits.size_law_comparison import holm
 from steepen.laws.fits.vertex import VertexMethod
+from steepen.laws.verdict.questions import holm
 from steepen.tables.table import ALIASES, Table
 from steepen.tables.table_selection import held_out, parse_hold_outs
 from steepen.utils.arrays import Array, Mask

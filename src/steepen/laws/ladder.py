@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -224,3 +225,24 @@ def check_ladders(ladders: dict[str, Ladder], reference: str) -> tuple[dict[str,
 def plain_name(name: str) -> str:
     """The name without spaces and capitals, which are easily mistyped."""
     return "".join(name.split()).casefold()
+
+
+def thin(ladder: Ladder, most: int) -> Ladder:
+    """The ladder with neighbouring rungs merged where there are more than `most`."""
+    if len(ladder.flops) <= most:
+        return ladder
+    edges = np.linspace(math.log(ladder.flops[0]), math.log(ladder.flops[-1]), most + 1)
+    group = np.clip(np.searchsorted(edges, np.log(ladder.flops), side="right") - 1, 0, most - 1)
+    keep, where = np.unique(group, return_inverse=True)
+    weights = np.asarray(np.bincount(where, ladder.weights), float)
+
+    def mean(values: Array) -> Array:
+        return np.bincount(where, ladder.weights * values) / weights
+
+    heads = [int(np.flatnonzero(where == k)[0]) for k in range(len(keep))]
+    return Ladder(
+        ladder.arm, np.exp(mean(np.log(ladder.flops))), mean(ladder.loss),
+        tuple(np.array([value]) for value in mean(ladder.loss)),
+        tuple(ladder.row_labels[k] for k in heads), weights,
+        known=np.bincount(where, ladder.known) / np.bincount(where) ** 2,
+    )  # fmt: skip

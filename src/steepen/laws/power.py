@@ -18,16 +18,18 @@ from steepen.laws.model.table_fit import TableFit, slope_contrast
 from steepen.laws.verdict.questions import (
     BETTER,
     BY_WHAT,
+    DRIFT_SHAPES,
     GROWTH,
     Better,
     ByWhat,
     DecisionRule,
+    DriftShape,
     Growth,
     by_what,
     contrasts,
+    drift_profile,
     p_values,
 )
-from steepen.laws.verdict.sensitivity import DRIFT_SHAPES, DriftShape, drift_profile
 
 Target = Literal["growth", "exponent"]
 TARGETS: tuple[Target, ...] = ("growth", "exponent")

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit, fit_isoflop
-from steepen.laws.fits.isoflop_runs import fit_isoflop_runs
+from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit, fit_isoflop, fit_isoflop_runs
 from steepen.laws.fits.vertex import MIN_POINTS, Vertex, find_vertex
 from steepen.model.arm import Arm
 from steepen.studies.cells import Cells, Plan, Row, plan_grid

@@ -1,6 +1,10 @@
-"""Types of the compute law L(C) = E + A·(C/C0)^−γ: settings of a fit, and fitted laws with their intervals.
+"""The compute law L(C) = E + A·(C/C0)^−γ: settings, laws with intervals, and the paper's way of fitting.
 
-The fits are in `verdict.judge` and `paper_method`; `steepen.laws.analysis.fit_compute` chooses between them.
+The paper's way takes E from the reference alone by a Huber fit, then a regression of log(L − E) per arm. By
+default as its authors' code does it: residuals of the loss itself, Huber width from their spread, and the
+reference's own exponent from the regression too. The paper's text leaves these open; `loss="huber"` (log
+losses, width 1e-3) with `reference_law="free-fit"` is another reading of it. The joint way, one model of all
+arms, is in `verdict.judge`; `steepen.laws.analysis.fit_compute` chooses between them.
 """
 
 from __future__ import annotations
@@ -12,8 +16,9 @@ from typing import Any, Literal
 import numpy as np
 
 from steepen.errors import UsageError, require_one_of
-from steepen.laws.distributions import Interval, t_reach
+from steepen.laws.distributions import ROUNDING_ERROR, Interval, t_interval, t_reach
 from steepen.laws.ladder import Ladder
+from steepen.laws.model.laws import Cells, fit_laws, starting_laws
 from steepen.utils.arrays import Array
 
 # raw-huber: Huber of losses, width from their spread (the authors' code); huber: of log losses, δ = 1e-3.
@@ -22,6 +27,8 @@ Method = Literal["paper", "joint"]
 ReferenceLaw = Literal["regression", "free-fit"]
 LOSSES: tuple[Loss, ...] = ("raw-huber", "huber", "mse", "log-mse")
 REFERENCE_LAWS: tuple[ReferenceLaw, ...] = ("regression", "free-fit")
+MAX_REWEIGHTINGS = 300
+NORMAL_MAD = 0.67448975  # median absolute deviation of a standard normal
 
 
 @dataclass(frozen=True)
@@ -141,3 +148,174 @@ def root_mean_square(residual: Array) -> float:
 def flops_range(ladder: Ladder) -> tuple[float, float]:
     """A ladder's lowest and highest compute."""
     return float(ladder.flops[0]), float(ladder.flops[-1])
+
+
+def fit_paper(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
+    """Fit every arm's law with the reference's E; intervals with and without the error of E."""
+    base = ladders[settings.reference]
+    c0 = settings.c0 or default_c0(base)
+    fit = fit_irreducible_loss(base, c0, settings.loss, settings.delta, settings.noise)
+    e = float(fit.theta[0])
+    for ladder in ladders.values():
+        for loss, row in zip(ladder.loss, ladder.row_labels, strict=True):
+            if loss <= e:
+                raise UsageError(
+                    f"{row}: the loss {loss:g} of arm '{ladder.arm}' is not above the irreducible loss"
+                    f" E = {e:.4f} fitted on '{base.arm}', so log(L − E) does not exist; correct the row, or"
+                    " fit one E to all arms with --method joint."
+                )
+    df = len(base.flops) - 3 if settings.noise is None else math.inf
+    errors = np.sqrt(np.maximum(np.diag(fit.covariance), 0.0))
+    given_gamma = np.linalg.pinv(np.linalg.pinv(fit.covariance, hermitian=True)[:2, :2], hermitian=True)
+    given = t_interval(e, math.sqrt(max(given_gamma[0, 0], 0.0)), df, settings.confidence)
+    low, high = t_interval(e, float(errors[0]), df, settings.confidence)
+    e_estimate = Estimate(e, given, (max(0.0, low), high))
+    arms: dict[str, ArmLaw] = {}
+    slope_in_e = np.zeros(1 + 2 * len(ladders))  # derivative of every parameter by E
+    slope_in_e[0] = 1.0
+    joint = np.zeros((len(slope_in_e), len(slope_in_e)))
+    for i, (name, ladder) in enumerate(ladders.items()):
+        value, inverse, sd, nu = _fit_log_log_line(ladder, c0, e, settings.noise)
+        error = np.sqrt(np.diag(inverse))
+        columns = [1 + len(ladders) + i, 1 + i]
+        if name == settings.reference:
+            # E comes from the same runs as the line, so the free fit's errors are those of γ and A.
+            if settings.reference_law == "free-fit":
+                value = np.array([fit.theta[2], fit.theta[1]])
+            total, total_nu = errors[[2, 1]], np.array([df, df], float)
+            slope_in_e[columns] = fit.covariance[0, [2, 1]] / max(fit.covariance[0, 0], 1e-300)
+            from_e = np.outer(slope_in_e[columns], slope_in_e[columns]) * fit.covariance[0, 0]
+            joint[np.ix_(columns, columns)] = fit.covariance[np.ix_([2, 1], [2, 1])] - from_e
+        else:
+            # E comes from other runs than the line, so errors add; degrees of freedom by Satterthwaite.
+            slope = (value - _fit_log_log_line(ladder, c0, e - 1e-6)[0]) / 1e-6  # a step up may pass a loss
+            error_from_e = slope * errors[0]
+            slope_in_e[columns], joint[np.ix_(columns, columns)] = slope, inverse
+            total = np.sqrt(error**2 + error_from_e**2)
+            parts = error**4 / max(nu, 1e-9) + error_from_e**4 / max(df, 1e-9)
+            total_nu = np.where(parts > 0, total**4 / np.maximum(parts, 1e-300), nu)
+        gamma, log_a = (
+            Estimate(
+                float(value[k]),
+                t_interval(float(value[k]), float(error[k]), nu, settings.confidence),
+                t_interval(float(value[k]), float(total[k]), float(total_nu[k]), settings.confidence),
+            )
+            for k in range(2)
+        )
+        arms[name] = ArmLaw(name, gamma, log_a, e_estimate, float(error[0]), sd, c0, flops_range(ladder))
+    joint += np.outer(slope_in_e, slope_in_e) * fit.covariance[0, 0]
+    return ComputeFit(settings, c0, arms, fit.sigma, float(df), fit.objective, fit.at_bound, joint)
+
+
+@dataclass(frozen=True, eq=False)
+class IrreducibleLossFit:
+    """E, log A, γ of one ladder with their covariance."""
+
+    theta: Array
+    covariance: Array
+    sigma: float
+    objective: float
+    at_bound: tuple[str, ...]
+
+
+def fit_irreducible_loss(
+    ladder: Ladder, c0: float, loss: Loss = "raw-huber", delta: float = 1e-3, noise: float | None = None
+) -> IrreducibleLossFit:
+    """The three-parameter law of one ladder: Huber of losses or log losses, or least squares of either.
+
+    `delta` is the Huber width of log losses; that of `raw-huber` is `huber_width` of the least-squares
+    residuals. `noise` is a known standard deviation of the loss; without it the scatter about the law is
+    used.
+    """
+    x = np.log(ladder.flops / c0)
+    log = loss in ("huber", "log-mse")
+    weights = ladder.weights
+    found, huber = _three_parameters(x, ladder.loss[None], loss, delta, weights)
+    theta = found[0]
+    reducible = np.exp(theta[1] - theta[2] * x)
+    predicted = theta[0] + reducible
+    residual = np.log(ladder.loss / predicted) if log else ladder.loss - predicted
+    free = max(len(x) - 3, 1)
+    rounding = ROUNDING_ERROR * (1.0 if log else float(ladder.loss.mean()))
+    variance = max(float((weights * residual**2).sum()) / free, rounding**2)
+    if noise is not None:
+        variance = (noise / (float(ladder.loss.mean()) if log else 1.0)) ** 2
+    elif huber is not None:
+        # Variance of an M-estimator. With a few points, most of them beyond δ, it is far too small, so the
+        # least-squares variance is a lower bound (the two agree where every residual is inside δ).
+        inside = np.abs(residual) <= huber
+        clipped = np.clip(residual, -huber, huber)
+        fraction = max(float(inside.mean()), 1.0 / len(x))
+        variance = max(float((weights * clipped**2).sum()) / free / fraction**2, variance)
+    jacobian = np.stack([np.ones_like(x), reducible, -x * reducible], axis=1)
+    jacobian *= np.sqrt(weights)[:, None] / (predicted[:, None] if log else 1.0)
+    size = np.sqrt((jacobian**2).sum(axis=0)) + 1e-300
+    jacobian /= size
+    covariance = np.linalg.pinv(jacobian.T @ jacobian, hermitian=True) / np.outer(size, size) * variance
+    bound = ("e at zero",) if theta[0] <= 0 else ()
+    sigma = math.sqrt(variance) * (float(ladder.loss.mean()) if log else 1.0)
+    value = residual**2
+    if huber is not None:
+        far = np.abs(residual)
+        value = np.where(far <= huber, 0.5 * value, huber * (far - 0.5 * huber))
+    return IrreducibleLossFit(theta, covariance, sigma, float((weights * value).sum()), bound)
+
+
+def fit_irreducible_losses(
+    flops: Array, losses: Array, c0: float, loss: Literal["huber", "mse"] = "huber", delta: float = 1e-3
+) -> Array:
+    """(E, log A, γ) of many curves measured at the same compute, one curve a row of `losses`."""
+    return _three_parameters(np.log(flops / c0), losses, loss, delta, np.ones(len(flops)))[0]
+
+
+def huber_width(residual: Array, minimum: float = 1e-6) -> float:
+    """1.345 robust standard deviations: the Huber width of 95% efficiency for normal errors.
+
+    The robust standard deviation is the median absolute deviation from the median, over 0.6745.
+    """
+    deviation = float(np.median(np.abs(residual - np.median(residual))))
+    return max(1.345 * deviation / NORMAL_MAD, minimum)
+
+
+def _three_parameters(
+    x: Array, y: Array, loss: Loss, delta: float, weights: Array
+) -> tuple[Array, float | None]:
+    """(E, log A, γ) of every row of `y`, and the Huber width used (None for least squares)."""
+    mask, zero = np.ones((1, len(x)), bool), np.zeros((1, len(x)))
+    cells, data = Cells(x[None], mask, weights[None], zero, zero), y[:, None, :]
+    laws, log = starting_laws(cells, data), loss in ("huber", "log-mse")
+    huber = delta if loss == "huber" else None
+    if loss == "raw-huber":
+        huber = huber_width((data - laws.predict(cells.x)).ravel())
+    kept, free = np.broadcast_to(mask, data.shape), (np.zeros(len(y)), np.zeros(len(y)))
+    for _ in range(MAX_REWEIGHTINGS if log or huber else 0):
+        # Residuals of log losses are those of the loss over the prediction; far ones count less (Huber).
+        predicted = np.maximum(laws.predict(cells.x), 1e-300)
+        residual = np.log(data / predicted) if log else data - predicted
+        near = 1.0 if huber is None else huber / np.maximum(np.abs(residual), huber)
+        scale = predicted if log else np.ones_like(predicted)
+        target = predicted + scale * residual
+        moved, _ = fit_laws(cells, kept, target, weights * near / scale**2, laws, free)
+        change = max(np.abs(moved.e - laws.e).max(), np.abs(moved.gamma - laws.gamma).max())
+        laws = moved
+        if change < 1e-11:
+            break
+    return np.stack([laws.e, laws.log_a[:, 0], laws.gamma[:, 0]], axis=1), huber
+
+
+def _fit_log_log_line(
+    ladder: Ladder, c0: float, e: float, noise: float | None = None
+) -> tuple[Array, Array, float, float]:
+    """Regression of log(L − e) on log C: (γ, log A), their covariance, residual sd of the loss, df."""
+    x, z, w = np.log(ladder.flops / c0), np.log(ladder.loss - e), ladder.weights
+    design = np.stack([-x, np.ones_like(x)], axis=1)
+    inverse = np.asarray(np.linalg.inv((design * w[:, None]).T @ design), np.float64)
+    value = inverse @ (design * w[:, None]).T @ z
+    residual = z - design @ value
+    sd = root_mean_square(residual * (ladder.loss - e))
+    if noise is not None:  # known in the loss, so in its logarithm different at every rung
+        known = w * (noise / (ladder.loss - e)) ** 2
+        return value, inverse @ ((design * known[:, None]).T @ design) @ inverse, sd, math.inf
+    nu = len(x) - 2
+    variance = max(float((w * residual**2).sum()) / max(nu, 1), ROUNDING_ERROR**2)
+    return value, inverse * variance, sd, float(nu)

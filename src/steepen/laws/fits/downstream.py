@@ -19,7 +19,7 @@ import numpy as np
 from scipy import optimize, special, stats
 
 from steepen.errors import UsageError, nearest, require_one_of
-from steepen.laws.fits.paper_method import fit_irreducible_losses, huber_width
+from steepen.laws.fits.compute_law import fit_irreducible_losses, huber_width
 from steepen.utils.arrays import Array
 
 PAPER_C0 = 1e18

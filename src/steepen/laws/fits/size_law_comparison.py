@@ -266,12 +266,3 @@ def _equal_cells(reference: ArmRuns, arm: ArmRuns) -> tuple[IntArray, IntArray]:
     found = [(places[cell], i) for i, cell in theirs if cell in places]
     first, second = np.array(found, np.intp).reshape(-1, 2).T
     return first, second
-
-
-def holm(p_values: dict[str, float]) -> dict[str, float]:
-    """p-values adjusted for their number by Holm's procedure."""
-    adjusted, largest = dict[str, float](), 0.0
-    for i, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
-        largest = max(largest, min(1.0, (len(p_values) - i) * p_values[name]))
-        adjusted[name] = largest
-    return {name: adjusted[name] for name in p_values}

@@ -1,6 +1,7 @@
 """A fitted table: the distribution of any contrast, and what changes it.
 
-A contrast is a function of the laws of two arms; its distribution is a mixture over noise models.
+A contrast is a function of the laws of two arms; its distribution is a mixture over noise models, each of
+which is generalised least squares of the linearised laws.
 """
 
 from __future__ import annotations
@@ -13,8 +14,93 @@ import numpy as np
 from scipy import special
 
 from steepen.laws.distributions import f_p_value
-from steepen.laws.model.laws import Array, Cells, Laws, Mask
-from steepen.laws.model.noise import NoiseModel, SeedVariances
+from steepen.laws.model.laws import Array, Cells, Index, Laws, Mask
+
+
+@dataclass(frozen=True, eq=False)
+class NoiseModel:
+    """Generalised least squares of the linearised laws under one covariance of the noise.
+
+    `own` are the derivatives by the arms' parameters (sets, arms, rungs, q) and `shared` by what arms share:
+    E, then the errors of shared seeds. `precision` is V⁻¹ of each arm. `inverse` is the covariance of each
+    arm's parameters given what is shared, `lean` how they follow it, `spread` its covariance. `log_weight`
+    is the log restricted likelihood times the prior.
+    """
+
+    own: Array
+    shared: Array
+    precision: Array
+    inverse: Array
+    lean: Array
+    spread: Array
+    log_weight: Array
+    scale: Array  # variance by which the covariance is multiplied: 1 where it is absolute
+    freedom: Array
+    tau: Array
+    length: float
+    pull: Array  # of a prior on what is shared: its precision times the distance to its mean
+    square: Array  # eᵀPe of the residuals
+    plain: bool  # independent, without a trend
+    paired: float = 0.0  # part of the seeds' noise that arms share
+
+    def steps(self, data: Array, pull: Array | float = 0.0) -> tuple[Array, Array, Array]:
+        """Steps of the arms' parameters and of what is shared, and V⁻¹ times what is left of the data.
+
+        `pull` is the prior precision of what is shared times the distance to its prior mean.
+        """
+        weighted = np.einsum("bmrs,bms->bmr", self.precision, data)
+        right = np.einsum("bmri,bmr->bmi", self.own, weighted)
+        alone = np.einsum("bmij,bmj->bmi", self.inverse, right)
+        rest = np.einsum("bmrg,bmr->bg", self.shared, weighted) - np.einsum("bmig,bmi->bg", self.lean, right)
+        shared = np.einsum("bgh,bh->bg", self.spread, rest + pull)
+        own = alone - np.einsum("bmig,bg->bmi", self.lean, shared)
+        left = data - np.einsum("bmri,bmi->bmr", self.own, own)
+        left = left - np.einsum("bmrg,bg->bmr", self.shared, shared)
+        return own, shared, np.einsum("bmrs,bms->bmr", self.precision, left)
+
+
+def noise_model(
+    own: Array, shared: Array, covariance: Array, prior: Array
+) -> tuple[Array, Array, Array, Array, Array]:
+    """V⁻¹, each arm's inverse, lean and the spread of what is shared (`NoiseModel`), and log |V| |XᵀV⁻¹X|.
+
+    `prior` is the precision of what is shared (sets, shared); infinite: it is held.
+    """
+    precision = np.linalg.inv(covariance)
+    weighted = precision @ own
+    normal = np.swapaxes(own, 2, 3) @ weighted
+    scale = np.sqrt(np.einsum("bmii->bmi", normal))
+    scale = np.where(scale > 0, scale, 1.0)
+    scaled = normal / scale[..., :, None] / scale[..., None, :]
+    q = own.shape[3]
+    scaled[..., range(q), range(q)] = 1.0 + 1e-12
+    inverse = np.linalg.inv(scaled) / scale[..., :, None] / scale[..., None, :]
+    mixed = np.swapaxes(weighted, 2, 3) @ shared
+    lean = inverse @ mixed
+    alone = np.einsum("bmrg,bmrs,bmsh->bgh", shared, precision, shared, optimize=True)
+    schur = alone - np.einsum("bmig,bmih->bgh", mixed, lean)
+    held = np.isinf(prior) | (np.einsum("bgg->bg", schur) + prior <= 0)
+    both = held[:, :, None] | held[:, None, :]
+    size = schur.shape[1]
+    schur = np.where(both, 0.0, schur + np.where(held, 0.0, prior)[:, :, None] * np.eye(size))
+    spread = np.where(both, 0.0, np.linalg.inv(schur + held[:, :, None] * np.eye(size)))
+    logs = np.linalg.slogdet(covariance)[1] + np.linalg.slogdet(scaled)[1] + 2 * np.log(scale).sum(axis=2)
+    with np.errstate(divide="ignore"):
+        drawn = np.where(held | (prior == 0), 0.0, np.log(np.where(prior > 0, prior, 1.0))).sum(axis=1)
+    total = logs.sum(axis=1) + np.linalg.slogdet(schur + held[:, :, None] * np.eye(size))[1] - drawn
+    return np.asarray(precision, float), inverse, lean, np.asarray(spread, float), np.asarray(total, float)
+
+
+@dataclass(frozen=True, eq=False)
+class SeedVariances:
+    """The variance of one seed at each rung (sets, arms, rungs), by bins of compute.
+
+    `freedom` are the degrees of freedom of each bin's variance (sets, bins), the trend's included.
+    """
+
+    variance: Array
+    freedom: Array
+    bins: Index
 
 
 @dataclass(frozen=True, eq=False)

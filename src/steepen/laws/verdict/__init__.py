@@ -1,1 +1,1 @@
-"""Verdicts on arms: evidence, sentences, sensitivity, multipliers and hold-outs."""
+"""Verdicts on arms: questions, evidence, multipliers and hold-outs."""

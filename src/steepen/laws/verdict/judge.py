@@ -20,9 +20,9 @@ from steepen.laws.fits.compute_law import (
     flops_range,
     root_mean_square,
 )
-from steepen.laws.ladder import MERGE_TOLERANCE, Ladder
+from steepen.laws.ladder import Ladder, thin
 from steepen.laws.model.fit_tables import fit_tables
-from steepen.laws.model.laws import Array, Cells, Index, starting_laws
+from steepen.laws.model.laws import Array, starting_laws, to_cells
 from steepen.laws.model.table_fit import (
     Contrast,
     Mixture,
@@ -31,7 +31,15 @@ from steepen.laws.model.table_fit import (
     parameter_contrast,
     slope_contrast,
 )
-from steepen.laws.verdict.evidence import Drifting, Effect, LeftOut, Prediction, Verdict
+from steepen.laws.verdict.evidence import (
+    Drifting,
+    Effect,
+    LeftOut,
+    Prediction,
+    Verdict,
+    verdict_sentence,
+    what_would_change,
+)
 from steepen.laws.verdict.multipliers import MAX_MULTIPLIER, Multiplier
 from steepen.laws.verdict.questions import (
     Better,
@@ -43,18 +51,15 @@ from steepen.laws.verdict.questions import (
     by_what,
     contrasts,
     holm_levels,
+    mistuning_tolerance,
     p_values,
 )
-from steepen.laws.verdict.sensitivity import mistuning_tolerance
-from steepen.laws.verdict.sentences import verdict_sentence, what_would_change
 
 OUTLIER_LEVEL = 0.002  # of the test that a rung is off the law of the others, for the whole table
 DIVERGED_LEVEL = 1e-4  # of the test that the seeds of a rung scatter more than those of other arms
 MIN_SPARE = 4  # degrees of freedom that are left without the rung
 MIN_RUNGS_LEFT = 3
 MIN_DEVIATION = 1e-4  # of the loss: smaller ones are left in
-MIN_PARTNERS = 6  # rungs that match, for errors that arms share
-MAX_PARTNERED = 400  # rungs of a table in which such errors are looked for
 MIN_RUNGS_OF_OWN_E = 4
 MISSED = 3.0  # mean residual of an arm over its scatter, above which a law is no law of its runs
 MAX_ELEMENTS = 400_000  # of the covariances of a table: longer ladders are thinned
@@ -88,105 +93,6 @@ def _through_runs(values: list[float], ladder: Ladder, c0: float, scatter: float
         return values
     slope, constant = np.polyfit(x, np.log(ladder.loss - e), 1)
     return [float(constant), -float(slope), e]
-
-
-def to_cells(
-    ladders: Sequence[Ladder], c0: float, noise: float | None
-) -> tuple[Cells, Array, Array, Array | None]:
-    """The rungs of ladders as padded arrays: cells, losses and sums of squares of seeds (1, arms, rungs).
-
-    The last is that of sums over arms of the same seed (`fit_tables`).
-    """
-    size = max(len(ladder.flops) for ladder in ladders)
-    shape = (len(ladders), size)
-    x, loss, squares, known = np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape)
-    precision, freedom, mask = np.ones(shape), np.zeros(shape), np.zeros(shape, bool)
-    clusters = np.full(shape, -1)
-    for i, ladder in enumerate(ladders):
-        own = slice(0, len(ladder.flops))
-        x[i, own], loss[i, own], mask[i, own] = np.log(ladder.flops / c0), ladder.loss, True
-        precision[i, own], freedom[i, own] = ladder.weights, ladder.seeds - 1
-        per_seed = ladder.weights / ladder.seeds
-        squares[i, own] = per_seed * [float(((runs - runs.mean()) ** 2).sum()) for runs in ladder.runs]
-        stated = 0.0 if noise is None else noise**2 / ladder.seeds
-        known[i, own] = np.maximum(ladder.known, stated)
-        if ladder.clusters:
-            numbers = {name: k for k, name in enumerate(dict.fromkeys(ladder.clusters))}
-            clusters[i, own] = [numbers[name] for name in ladder.clusters]
-    shared_runs = any(len(set(ladder.clusters)) < len(ladder.clusters) for ladder in ladders)
-    matches = match_rungs(ladders, shape)
-    enough = matches is not None and len(np.unique(matches[matches >= 0])) >= MIN_PARTNERS
-    paired, sums = pair_seeds(ladders, matches)
-    cells = Cells(
-        x, mask, precision, freedom, known, clusters if shared_runs else None, matches if enough else None,
-        paired,
-    )  # fmt: skip
-    return cells, loss[None], squares[None], sums
-
-
-def match_rungs(ladders: Sequence[Ladder], shape: tuple[int, int]) -> Index | None:
-    """Numbers of rungs of different arms that may share an error: at the same compute, else in order.
-
-    Runs with the same seed and data order share noise, and a law that bends misses all arms alike.
-    """
-    if len(ladders) < 2 or sum(len(ladder.flops) for ladder in ladders) > MAX_PARTNERED:
-        return None
-    first = ladders[0]
-    found = np.full(shape, -1)
-    found[0, : len(first.flops)] = np.arange(len(first.flops))
-    for i, ladder in enumerate(ladders[1:], start=1):
-        apart = np.abs(np.log(ladder.flops[:, None] / first.flops))
-        near = apart.min(axis=1) < MERGE_TOLERANCE
-        if near.any():
-            found[i, : len(near)] = np.where(near, apart.argmin(axis=1), -1)
-        elif abs(len(ladder.flops) - len(first.flops)) <= 1:
-            found[i, : len(near)] = np.arange(len(near))
-    places, counts = np.unique(found, return_counts=True)
-    return np.where(np.isin(found, places[counts > 1]), found, -1)
-
-
-def pair_seeds(ladders: Sequence[Ladder], matches: Index | None) -> tuple[Index | None, Array | None]:
-    """Matching rungs whose replicates have the same seeds, and squares of sums over arms (`fit_tables`)."""
-    if matches is None:
-        return None, None
-    found, sums = np.full(matches.shape, -1), list[float]()
-    for place in np.unique(matches[matches >= 0]):
-        members: dict[tuple[str, ...], list[tuple[int, int]]] = {}
-        for i, k in np.argwhere(matches == place).tolist():
-            names = ladders[i].seed_names[k] if ladders[i].seed_names else ()
-            if len(set(names)) == len(names) > 1 and ladders[i].weights[k] == len(names):
-                members.setdefault(tuple(sorted(names)), []).append((i, k))
-        for names, own in members.items():
-            if len(own) < 2:
-                continue
-            total = np.zeros(len(names))
-            for i, k in own:
-                runs = ladders[i].runs[k][np.argsort(ladders[i].seed_names[k])]
-                total += runs - runs.mean()
-                found[i, k] = len(sums)
-            sums.append(float((total**2).sum()))
-    return (found, np.array([sums])) if sums else (None, None)
-
-
-def thin(ladder: Ladder, most: int) -> Ladder:
-    """The ladder with neighbouring rungs merged where there are more than `most`."""
-    if len(ladder.flops) <= most:
-        return ladder
-    edges = np.linspace(math.log(ladder.flops[0]), math.log(ladder.flops[-1]), most + 1)
-    group = np.clip(np.searchsorted(edges, np.log(ladder.flops), side="right") - 1, 0, most - 1)
-    keep, where = np.unique(group, return_inverse=True)
-    weights = np.asarray(np.bincount(where, ladder.weights), float)
-
-    def mean(values: Array) -> Array:
-        return np.bincount(where, ladder.weights * values) / weights
-
-    heads = [int(np.flatnonzero(where == k)[0]) for k in range(len(keep))]
-    return Ladder(
-        ladder.arm, np.exp(mean(np.log(ladder.flops))), mean(ladder.loss),
-        tuple(np.array([value]) for value in mean(ladder.loss)),
-        tuple(ladder.row_labels[k] for k in heads), weights,
-        known=np.bincount(where, ladder.known) / np.bincount(where) ** 2,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
