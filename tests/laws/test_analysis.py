@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from steepen.errors import SteepenError, UsageError
 from steepen.laws.analysis import AnalysisRequest, analyse, fit_compute
-from steepen.laws.fits.compute_law import FitSettings
 from steepen.laws.ladder import Ladder, make_ladder, read_ladders
 from steepen.laws.power import LadderPlan, simulate_power
 from steepen.laws.verdict.holdout import split_hold_outs
@@ -50,7 +49,7 @@ def pair(noise: float = 0.0, gamma: float = 0.1168) -> dict[str, Ladder]:
 @pytest.mark.parametrize("method", ["joint", "paper"])
 @pytest.mark.parametrize("loss", ["huber", "mse", "log-mse"])
 def test_exact_losses_give_the_exact_law(method: str, loss: str) -> None:
-    fit = fit_compute(pair(), FitSettings("vanilla", method=method, loss=loss, c0=1e18))  # type: ignore[arg-type]
+    fit = fit_compute(pair(), AnalysisRequest("vanilla", method=method, loss=loss, c0=1e18))  # type: ignore[arg-type]
     for name, gamma, a in (("vanilla", 0.1113, 1.5), ("grow", 0.1168, 1.5 * 1.3**-0.1168)):
         assert fit.arms[name].gamma.value == pytest.approx(gamma, abs=1e-8)
         assert fit.arms[name].log_a.value == pytest.approx(np.log(a), abs=1e-7)
@@ -61,17 +60,17 @@ def test_exact_losses_give_the_exact_law(method: str, loss: str) -> None:
 
 def test_c0_moves_the_constant_and_nothing_else() -> None:
     ladders = pair(1e-3)
-    first, second = (fit_compute(ladders, FitSettings("vanilla", c0=c0)) for c0 in (1e18, 1e21))
+    first, second = (fit_compute(ladders, AnalysisRequest("vanilla", c0=c0)) for c0 in (1e18, 1e21))
     assert first.arms["grow"].gamma.value == pytest.approx(second.arms["grow"].gamma.value, abs=1e-7)
     assert first.arms["grow"].predict(5e19) == pytest.approx(second.arms["grow"].predict(5e19), abs=1e-8)
     assert first.c0 == 1e18
-    default = fit_compute(ladders, FitSettings("vanilla"))
+    default = fit_compute(ladders, AnalysisRequest("vanilla"))
     assert default.c0 == pytest.approx(np.exp(np.log(FLOPS).mean()))
 
 
 def test_unconditional_interval_is_wider_than_the_one_given_e() -> None:
     for method in ("joint", "paper"):
-        law = fit_compute(pair(1e-3), FitSettings("vanilla", method=method)).arms["grow"]  # type: ignore[arg-type]
+        law = fit_compute(pair(1e-3), AnalysisRequest("vanilla", method=method)).arms["grow"]  # type: ignore[arg-type]
         wide, narrow = (end[1] - end[0] for end in (law.gamma.unconditional, law.gamma.conditional))
         assert wide > 3 * narrow > 0
 
@@ -141,7 +140,7 @@ def test_raw_loss_interpolation_is_linear_in_log_compute() -> None:
 def test_the_papers_method_takes_the_references_exponent_from_the_regression() -> None:
     ladders = pair(1e-3)
     line, free = (
-        fit_compute(ladders, FitSettings("vanilla", method="paper", reference_law=law))  # type: ignore[arg-type]
+        fit_compute(ladders, AnalysisRequest("vanilla", method="paper", reference_law=law))  # type: ignore[arg-type]
         for law in ("regression", "free-fit")
     )
     base, e = ladders["vanilla"], line.arms["vanilla"].e.value
@@ -151,7 +150,7 @@ def test_the_papers_method_takes_the_references_exponent_from_the_regression() -
     assert free.arms["vanilla"].e.value == e
     assert free.arms["grow"].gamma.value == line.arms["grow"].gamma.value
     with pytest.raises(UsageError, match="regression, free-fit"):
-        FitSettings("vanilla", reference_law="mean")  # type: ignore[arg-type]
+        AnalysisRequest("vanilla", reference_law="mean")  # type: ignore[arg-type]
 
 
 def test_raw_huber_gives_an_outlier_less_weight_than_least_squares() -> None:
@@ -160,8 +159,11 @@ def test_raw_huber_gives_an_outlier_less_weight_than_least_squares() -> None:
     loss[3] += 0.02
     spoiled = {"v": make_ladder("v", clean.flops, loss)}
     errors = {
-        name: abs(fit_compute(spoiled, FitSettings("v", method="paper", loss=name)).arms["v"].e.value - 1.7)  # type: ignore[arg-type]
-        for name in ("raw-huber", "mse")
+        request.loss: abs(fit_compute(spoiled, request).arms["v"].e.value - 1.7)
+        for request in (
+            AnalysisRequest("v", method="paper", loss="raw-huber"),
+            AnalysisRequest("v", method="paper", loss="mse"),
+        )
     }
     assert errors["raw-huber"] < 0.5 * errors["mse"]
 

@@ -16,7 +16,7 @@ import pytest
 import steepen
 from steepen.errors import UsageError
 from steepen.laws.analysis import fit_compute
-from steepen.laws.fits.compute_law import FitSettings
+from steepen.laws.fits.compute_law import AnalysisRequest
 from steepen.laws.fits.downstream import fit_downstream
 from steepen.laws.ladder import make_ladder
 from steepen.laws.verdict.multipliers import interpolated_multipliers
@@ -132,7 +132,7 @@ def test_the_papers_words_remain_options_and_give_other_numbers() -> None:
     """Huber of log losses, log-loss interpolation, log–log cuts and a predicted ratio."""
     ladders = claims_module.ladders(FINEWEB)
     law = fit_compute(
-        ladders, FitSettings("vanilla", method="paper", loss="huber", reference_law="free-fit")
+        ladders, AnalysisRequest("vanilla", method="paper", loss="huber", reference_law="free-fit")
     ).arms
     assert law["vanilla"].e.value == pytest.approx(1.6932, abs=1e-4)
     assert law["vanilla"].gamma.value == pytest.approx(0.1101, abs=1e-4)

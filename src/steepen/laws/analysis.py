@@ -12,17 +12,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import combinations
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from steepen.errors import UsageError, require_one_of
+from steepen.errors import UsageError
 from steepen.laws.distributions import Prior
 from steepen.laws.fits.compute_law import (
+    AnalysisRequest,
     ComputeFit,
-    FitSettings,
-    Loss,
-    ReferenceLaw,
     fit_paper,
     law_dict,
 )
@@ -31,13 +29,10 @@ from steepen.laws.verdict.evidence import Verdict
 from steepen.laws.verdict.holdout import HeldOutLoss, hold_out_rungs, score_hold_outs
 from steepen.laws.verdict.judge import Outlier, TableJudge, fit_ladders
 from steepen.laws.verdict.multipliers import (
-    INTERPOLATIONS,
-    Interpolate,
     Multiplier,
     fitted_multipliers,
     interpolated_multipliers,
 )
-from steepen.laws.verdict.questions import DecisionRule
 from steepen.tables.table import Table
 
 MIN_PLAUSIBLE_FLOPS = 1e6  # a training run takes more; smaller numbers are in another unit
@@ -122,61 +117,6 @@ def _of_losses(ladders: dict[str, Ladder], fit: ComputeFit) -> Iterable[str]:
         yield f"and {len(found) - MAX_NAMED} more of this kind"
 
 
-MethodChoice = Literal["both", "joint", "paper"]
-
-
-@dataclass(frozen=True)
-class AnalysisRequest:
-    """Settings of an analysis.
-
-    `method` is whose laws are printed: `joint` (of the model that verdicts rest on), `paper`, or `both`.
-    `loss` and `reference_law` are settings of the paper's method (`FitSettings`), `interpolate` of measured
-    multipliers, whose intervals have `draws` draws. `level` is the family-wise error rate of each question,
-    of the whole table with `adjust` (Holm) and of each arm without it; `margin` is the largest |Δγ|/γ of a
-    constant gain, `equivalence` the largest difference in compute of *no difference*. `irreducible_loss` is
-    what is known of E. `every_pair` compares all arms with each other. `budget` is
-    a further compute to predict at. `lr_regret` is the loss penalty of a learning rate off by a factor of 2
-    (`regret` of a sweep), with which tolerated penalties are also given as factors.
-    """
-
-    reference: str
-    method: MethodChoice = "both"
-    loss: Loss = "raw-huber"
-    reference_law: ReferenceLaw = "regression"
-    interpolate: Interpolate = "raw-loss"
-    c0: float | None = None
-    confidence: float = 0.90
-    noise: float | None = None
-    level: float = 0.05
-    adjust: bool = True
-    margin: float = 0.025
-    equivalence: float = 0.05
-    irreducible_loss: Prior | None = None
-    every_pair: bool = False
-    draws: int = 2000
-    seed: int = 0
-    budget: float | None = None
-    extrapolate: bool = False
-    lr_regret: float | None = None
-    unit: str = "FLOPs"  # of the ladders' x axis, for sentences
-
-    def __post_init__(self) -> None:
-        require_one_of("method", self.method, ("both", "joint", "paper"))
-        require_one_of("interpolate", self.interpolate, INTERPOLATIONS)
-        if self.draws < 100:
-            raise UsageError(f"draws is {self.draws}; an interval needs at least 100.")
-        if self.lr_regret is not None and not self.lr_regret > 0:
-            raise UsageError(f"lr_regret is {self.lr_regret}; give a loss greater than zero.")
-        if self.budget is not None and not self.budget > 0:
-            raise UsageError(f"budget is {self.budget}; give FLOPs greater than zero.")
-        _ = self.rule
-
-    @property
-    def rule(self) -> DecisionRule:
-        """The rule that turns test results into verdicts."""
-        return DecisionRule(self.level, self.margin, self.equivalence)
-
-
 @dataclass(frozen=True)
 class SweptE:
     """The answers if E were known to be `e`: by arm, those to the first two questions."""
@@ -209,7 +149,7 @@ class LadderAnalysis:
     @cached_property
     def e_sweep(self) -> tuple[SweptE, ...]:
         """What hangs on E; five more fits, half the time of an analysis, so made only for those who ask."""
-        return _sweep_e(self.judge, list(self.verdicts), self.request.adjust)
+        return _sweep_e(self.judge, list(self.verdicts))
 
     @property
     def primary_fit(self) -> ComputeFit:
@@ -253,12 +193,12 @@ class LadderAnalysis:
         }
 
 
-def fit_compute(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
-    """Fit L(C) = E + A·(C/C0)^−γ to every arm by `settings.method`."""
+def fit_compute(ladders: dict[str, Ladder], settings: AnalysisRequest) -> ComputeFit:
+    """Fit L(C) = E + A·(C/C0)^−γ to every arm, by the paper's method if it is named, else jointly."""
     ladders, _ = check_ladders(ladders, settings.reference)
     if settings.method == "paper":
         return fit_paper(ladders, settings)
-    return fit_ladders(ladders, settings, DecisionRule()).laws()
+    return fit_ladders(ladders, settings).laws()
 
 
 def analyse(
@@ -268,16 +208,14 @@ def analyse(
 
     Runs that are off the others are left out of laws, verdicts and multipliers alike.
     """
-    same = ("reference", "loss", "c0", "reference_law", "confidence", "noise")
-    settings = FitSettings(**{name: getattr(request, name) for name in same})
     given, short = check_ladders(ladders, request.reference)
-    judge = fit_ladders(given, settings, request.rule, request.irreducible_loss, request.unit)
+    judge = fit_ladders(given, request)
     fits, not_fitted = _laws(judge, request)
     others = [name for name in judge.ladders if name != request.reference]
     wanted = [(request.reference, name) for name in others]
     if request.every_pair:
         wanted += list(combinations(others, 2))
-    judged = judge.judge(wanted, adjust=request.adjust, budget=request.budget, lr_regret=request.lr_regret)
+    judged = judge.judge(wanted)
     primary = fits.get("joint") or fits["paper"]
     unknown = [arm for arm in hold_out or {} if arm in short and arm not in primary.arms]
     held_out = {arm: ladder for arm, ladder in (hold_out or {}).items() if arm not in unknown}
@@ -299,7 +237,7 @@ def _laws(judge: TableJudge, request: AnalysisRequest) -> tuple[dict[str, Comput
         fits["joint"] = judge.laws()
     if request.method != "joint":
         try:
-            fits["paper"] = fit_paper(judge.ladders, replace(judge.settings, method="paper"))
+            fits["paper"] = fit_paper(judge.ladders, request)
         except UsageError as error:
             if request.method == "paper":
                 raise
@@ -343,7 +281,7 @@ def _seed_noise(judge: TableJudge) -> tuple[tuple[float, float], ...]:
     return tuple(found)
 
 
-def _sweep_e(judge: TableJudge, others: Sequence[str], adjust: bool) -> tuple[SweptE, ...]:
+def _sweep_e(judge: TableJudge, others: Sequence[str]) -> tuple[SweptE, ...]:
     """The first two answers at several values of E, each taken as known; arms share the level as ever."""
     if judge.own_e or judge.fit.e_at_bound.any() or not others or len(others) > 50:
         return ()
@@ -355,9 +293,9 @@ def _sweep_e(judge: TableJudge, others: Sequence[str], adjust: bool) -> tuple[Sw
     found: list[SweptE] = []
     values = [e + step * float(np.sqrt(variance)) for step in (-2.0, -1.0, 0.0, 1.0, 2.0) if variance > 0]
     for value in (value for value in values if 0 < value < lowest):
-        held = fit_ladders(judge.ladders, judge.settings, judge.rule, Prior(value), judge.unit)
+        held = fit_ladders(judge.ladders, replace(judge.settings, irreducible_loss=Prior(value)))
         pairs = [(judge.settings.reference, name) for name in others if name in held.ladders]
-        asked = [one for one in held.ask(pairs, adjust) if one.span is not None]
+        asked = [one for one in held.ask(pairs) if one.span is not None]
         words = {held.names[one.pair[1]]: "; ".join(one.answers(one.levels)[:2]) for one in asked}
         found.append(SweptE(value, words))
     return tuple(found)

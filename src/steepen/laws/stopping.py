@@ -18,12 +18,11 @@ import numpy as np
 
 from steepen.errors import UsageError
 from steepen.laws.distributions import Interval
-from steepen.laws.fits.compute_law import FitSettings
+from steepen.laws.fits.compute_law import AnalysisRequest
 from steepen.laws.ladder import MERGE_TOLERANCE, Ladder, check_ladders
 from steepen.laws.looks import Looks, conditional_power, needed_information
 from steepen.laws.next_runs import QUESTIONS, Forecast, Offer, OpenArm, Question, Step, effect_size, open_arm
 from steepen.laws.verdict.judge import TableJudge, fit_ladders
-from steepen.laws.verdict.questions import DecisionRule
 from steepen.utils.arrays import Array
 
 STEP = 0.15  # of the planned information, from one look to the next
@@ -121,7 +120,7 @@ class Stopping:
         """Test the open arms, and choose the next batch among the offers; `spent` is the cost so far."""
         rule = self.rule
         kept, _ = check_ladders(dict(ladders), rule.reference)
-        self.judge = judge = fit_ladders(kept, FitSettings(rule.reference), DecisionRule(rule.level))
+        self.judge = judge = fit_ladders(kept, AnalysisRequest(rule.reference, level=rule.level))
         names = [name for name in judge.ladders if name != rule.reference]
         found = [open_arm(judge, name, rule.question) for name in names if name not in self.closed]
         arms = [one for one in found if one is not None]

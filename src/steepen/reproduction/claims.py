@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from steepen.laws.analysis import fit_compute
-from steepen.laws.fits.compute_law import ComputeFit, FitSettings, ReferenceLaw
+from steepen.laws.fits.compute_law import AnalysisRequest, ComputeFit, ReferenceLaw
 from steepen.laws.fits.downstream import Checkpoints, DownstreamFit, filter_tasks, fit_downstream, score_ratio
 from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit, fit_isoflop, fit_power_law
 from steepen.laws.fits.vertex import Vertex, find_vertex
@@ -59,7 +59,7 @@ def ladders(name: str, loss: str = "val_loss") -> dict[str, Ladder]:
 @functools.cache
 def laws(name: str, reference_law: ReferenceLaw = "regression") -> ComputeFit:
     """The compute laws of every arm of a table by the paper's method."""
-    return fit_compute(ladders(name), FitSettings("vanilla", method="paper", reference_law=reference_law))
+    return fit_compute(ladders(name), AnalysisRequest("vanilla", method="paper", reference_law=reference_law))
 
 
 def multiplier(name: str, arm: str, depth: int) -> float:
@@ -93,7 +93,7 @@ def projected_at_own_budget(arm: str, flops: float) -> float:
 
 def nll_forecast_error(arm: str) -> float:
     """Measured minus forecast answer NLL of the largest run, by the arm's own three-parameter law."""
-    settings = FitSettings(arm, method="paper", reference_law="free-fit")
+    settings = AnalysisRequest(arm, method="paper", reference_law="free-fit")
     fit = fit_compute({arm: ladders(EDU, "answer_nll")[arm]}, settings)
     return largest("answer_nll") - float(fit.arms[arm].predict(largest("compute_flops")))
 

@@ -141,22 +141,26 @@ class Next(ReadsTable, Request[NextResult]):
     def run(self) -> NextResult:
         """Fit the table and rank the runs."""
         from steepen.laws.analysis import choose_reference, collect_warnings
-        from steepen.laws.fits.compute_law import FitSettings
+        from steepen.laws.fits.compute_law import AnalysisRequest
         from steepen.laws.ladder import check_ladders, read_ladders
         from steepen.laws.next_runs import choose_next, table_offers
         from steepen.laws.verdict.judge import fit_ladders
-        from steepen.laws.verdict.questions import DecisionRule
 
         request, runs = self._own_runs()
         table = request.read_table(("flops", "loss"))[""]
         ladders = read_ladders(table)
-        settings = FitSettings(choose_reference(ladders, self.reference), noise=self.noise)
+        settings = AnalysisRequest(
+            choose_reference(ladders, self.reference),
+            noise=self.noise,
+            level=self.level,
+            unit=table.axis.unit,
+        )
         with spinner("fitting"):
             given, short = check_ladders(ladders, settings.reference)
-            judge = fit_ladders(given, settings, DecisionRule(self.level), unit=table.axis.unit)
+            judge = fit_ladders(given, settings)
             others = [name for name in judge.ladders if name != settings.reference]
             # The questions alone: a whole analysis also says how sure its verdicts are, which takes longer.
-            asked = judge.ask([(settings.reference, name) for name in others], adjust=True)
+            asked = judge.ask([(settings.reference, name) for name in others])
             every = dict(zip(others, asked, strict=True))
             arms = self._arms([name for name, one in every.items() if one.span is not None])
             price, unit = self._price(table)

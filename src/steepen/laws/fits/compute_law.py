@@ -10,23 +10,28 @@ arms, is in `verdict.judge`; `steepen.laws.analysis.fit_compute` chooses between
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from steepen.errors import UsageError, require_one_of
-from steepen.laws.distributions import ROUNDING_ERROR, Interval, t_interval, t_reach
+from steepen.laws.distributions import ROUNDING_ERROR, Interval, Prior, t_interval, t_reach
 from steepen.laws.ladder import Ladder
 from steepen.laws.model.laws import Cells, fit_laws, starting_laws
+from steepen.laws.verdict.questions import DecisionRule
 from steepen.utils.arrays import Array
 
 # raw-huber: Huber of losses, width from their spread (the authors' code); huber: of log losses, δ = 1e-3.
 Loss = Literal["raw-huber", "huber", "mse", "log-mse"]
-Method = Literal["paper", "joint"]
+MethodChoice = Literal["both", "joint", "paper"]
 ReferenceLaw = Literal["regression", "free-fit"]
-LOSSES: tuple[Loss, ...] = ("raw-huber", "huber", "mse", "log-mse")
-REFERENCE_LAWS: tuple[ReferenceLaw, ...] = ("regression", "free-fit")
+Interpolate = Literal["raw-loss", "log-loss"]
+METHODS: tuple[MethodChoice, ...] = get_args(MethodChoice)
+LOSSES: tuple[Loss, ...] = get_args(Loss)
+REFERENCE_LAWS: tuple[ReferenceLaw, ...] = get_args(ReferenceLaw)
+INTERPOLATIONS: tuple[Interpolate, ...] = get_args(Interpolate)
+HUBER_WIDTH = 1e-3  # of log losses
 MAX_REWEIGHTINGS = 300
 NORMAL_MAD = 0.67448975  # median absolute deviation of a standard normal
 
@@ -67,40 +72,75 @@ class ArmLaw:
 
 
 @dataclass(frozen=True)
-class FitSettings:
-    """Settings of a compute-law fit; `c0` None is the geometric mean of the reference's compute.
+class AnalysisRequest:
+    """Settings of a fit and of all that is said about it.
 
-    `loss` is the objective for E in the paper's method; `delta` is the Huber width of `huber`.
-    `reference_law` is where that method takes the reference's own γ and A from: the regression at E like
-    every other arm, or the free fit that gave E.
+    `method` is whose laws are printed: `joint` (of the model that verdicts rest on), `paper`, or `both`.
+    `loss` and `reference_law` are of the paper's method: its objective for E, and where it takes the
+    reference's own γ and A from, the regression at E like every other arm or the free fit that gave E. `c0`
+    None is the geometric mean of the reference's compute. `interpolate` is of measured multipliers, whose
+    intervals have `draws` draws. `level` is the family-wise error rate of each question, of the whole table
+    with `adjust` (Holm) and of each arm without it; `margin` is the largest |Δγ|/γ of a constant gain,
+    `equivalence` the largest difference in compute of *no difference*. `irreducible_loss` is what is known
+    of E. `every_pair` compares all arms with each other. `budget` is a further compute to predict at.
+    `lr_regret` is the loss penalty of a learning rate off by a factor of 2 (`regret` of a sweep), with
+    which tolerated penalties are also given as factors. `unit` is that of the ladders' x axis, for
+    sentences.
     """
 
     reference: str
-    method: Method = "joint"
+    method: MethodChoice = "both"
     loss: Loss = "raw-huber"
-    delta: float = 1e-3
     reference_law: ReferenceLaw = "regression"
+    interpolate: Interpolate = "raw-loss"
     c0: float | None = None
     confidence: float = 0.90
     noise: float | None = None
+    level: float = 0.05
+    adjust: bool = True
+    margin: float = 0.025
+    equivalence: float = 0.05
+    irreducible_loss: Prior | None = None
+    every_pair: bool = False
+    draws: int = 2000
+    seed: int = 0
+    budget: float | None = None
+    extrapolate: bool = False
+    lr_regret: float | None = None
+    unit: str = "FLOPs"
 
     def __post_init__(self) -> None:
+        require_one_of("method", self.method, METHODS)
         require_one_of("loss", self.loss, LOSSES)
         require_one_of("reference_law", self.reference_law, REFERENCE_LAWS)
+        require_one_of("interpolate", self.interpolate, INTERPOLATIONS)
         if not 0 < self.confidence < 1:
             raise UsageError(
                 f"confidence is {self.confidence}; give a fraction between 0 and 1, such as 0.9."
             )
-        for name, value in (("delta", self.delta), ("c0", self.c0), ("noise", self.noise)):
+        for name in ("c0", "noise"):
+            value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise UsageError(f"{name} is {value}; give a finite number greater than zero.")
+        if self.draws < 100:
+            raise UsageError(f"draws is {self.draws}; an interval needs at least 100.")
+        if self.lr_regret is not None and not self.lr_regret > 0:
+            raise UsageError(f"lr_regret is {self.lr_regret}; give a loss greater than zero.")
+        if self.budget is not None and not self.budget > 0:
+            raise UsageError(f"budget is {self.budget}; give FLOPs greater than zero.")
+        _ = self.rule
+
+    @property
+    def rule(self) -> DecisionRule:
+        """The rule that turns test results into verdicts."""
+        return DecisionRule(self.level, self.margin, self.equivalence)
 
 
 @dataclass(frozen=True)
 class ComputeFit:
     """The laws of every arm by one method, and its settings."""
 
-    settings: FitSettings
+    settings: AnalysisRequest
     c0: float
     arms: dict[str, ArmLaw]
     sigma: float
@@ -150,11 +190,11 @@ def flops_range(ladder: Ladder) -> tuple[float, float]:
     return float(ladder.flops[0]), float(ladder.flops[-1])
 
 
-def fit_paper(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
+def fit_paper(ladders: dict[str, Ladder], settings: AnalysisRequest) -> ComputeFit:
     """Fit every arm's law with the reference's E; intervals with and without the error of E."""
     base = ladders[settings.reference]
     c0 = settings.c0 or default_c0(base)
-    fit = fit_irreducible_loss(base, c0, settings.loss, settings.delta, settings.noise)
+    fit = fit_irreducible_loss(base, c0, settings.loss, settings.noise)
     e = float(fit.theta[0])
     for ladder in ladders.values():
         for loss, row in zip(ladder.loss, ladder.row_labels, strict=True):
@@ -204,7 +244,9 @@ def fit_paper(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
         )
         arms[name] = ArmLaw(name, gamma, log_a, e_estimate, float(error[0]), sd, c0, flops_range(ladder))
     joint += np.outer(slope_in_e, slope_in_e) * fit.covariance[0, 0]
-    return ComputeFit(settings, c0, arms, fit.sigma, float(df), fit.objective, fit.at_bound, joint)
+    return ComputeFit(
+        replace(settings, method="paper"), c0, arms, fit.sigma, float(df), fit.objective, fit.at_bound, joint
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,18 +261,17 @@ class IrreducibleLossFit:
 
 
 def fit_irreducible_loss(
-    ladder: Ladder, c0: float, loss: Loss = "raw-huber", delta: float = 1e-3, noise: float | None = None
+    ladder: Ladder, c0: float, loss: Loss = "raw-huber", noise: float | None = None
 ) -> IrreducibleLossFit:
     """The three-parameter law of one ladder: Huber of losses or log losses, or least squares of either.
 
-    `delta` is the Huber width of log losses; that of `raw-huber` is `huber_width` of the least-squares
-    residuals. `noise` is a known standard deviation of the loss; without it the scatter about the law is
-    used.
+    The Huber width of `raw-huber` is `huber_width` of the least-squares residuals. `noise` is a known
+    standard deviation of the loss; without it the scatter about the law is used.
     """
     x = np.log(ladder.flops / c0)
     log = loss in ("huber", "log-mse")
     weights = ladder.weights
-    found, huber = _three_parameters(x, ladder.loss[None], loss, delta, weights)
+    found, huber = _three_parameters(x, ladder.loss[None], loss, HUBER_WIDTH, weights)
     theta = found[0]
     reducible = np.exp(theta[1] - theta[2] * x)
     predicted = theta[0] + reducible
@@ -262,7 +303,7 @@ def fit_irreducible_loss(
 
 
 def fit_irreducible_losses(
-    flops: Array, losses: Array, c0: float, loss: Literal["huber", "mse"] = "huber", delta: float = 1e-3
+    flops: Array, losses: Array, c0: float, loss: Literal["huber", "mse"], delta: float = HUBER_WIDTH
 ) -> Array:
     """(E, log A, γ) of many curves measured at the same compute, one curve a row of `losses`."""
     return _three_parameters(np.log(flops / c0), losses, loss, delta, np.ones(len(flops)))[0]

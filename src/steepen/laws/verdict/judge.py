@@ -10,12 +10,12 @@ from functools import cached_property
 import numpy as np
 from scipy import special
 
-from steepen.laws.distributions import Interval, Prior, exp, exp_interval
+from steepen.laws.distributions import Interval, exp, exp_interval
 from steepen.laws.fits.compute_law import (
+    AnalysisRequest,
     ArmLaw,
     ComputeFit,
     Estimate,
-    FitSettings,
     default_c0,
     flops_range,
     root_mean_square,
@@ -127,13 +127,16 @@ class TableJudge:
     """
 
     ladders: dict[str, Ladder]
-    settings: FitSettings
-    rule: DecisionRule
+    settings: AnalysisRequest
     c0: float
     fit: TableFit
     p_one_e: float | None
     outliers: tuple[Outlier, ...]
-    unit: str = "FLOPs"
+
+    @cached_property
+    def rule(self) -> DecisionRule:
+        """The rule that turns p-values into words."""
+        return self.settings.rule
 
     @property
     def own_e(self) -> bool:
@@ -238,8 +241,12 @@ class TableJudge:
                 found.append(Multiplier(method, float(flops), value, low, high, not inside, leads=True))
         return found
 
-    def ask(self, pairs: Sequence[tuple[str, str]], adjust: bool) -> list[Asked]:
-        """The three questions of (reference, arm) pairs, which share the level of each where `adjust`."""
+    def ask(self, pairs: Sequence[tuple[str, str]]) -> list[Asked]:
+        """The three questions of (reference, arm) pairs, which share the level of each with `adjust`.
+
+        An arm that is tested at the whole level is wrong in one table of twenty; of eight such arms, one is
+        wrong in a third of all tables.
+        """
         level = self.rule.level
         asked: list[Asked] = []
         for a, b in pairs:
@@ -248,7 +255,7 @@ class TableJudge:
             found = contrasts(self.fit, pair, *(span or (0.0, 0.0)))
             tested = p_values(found, self.rule)
             asked.append(Asked(pair, span, found, tested, self._causes(pair), [level] * 3))
-        judged = [one for one in asked if one.span is not None] if adjust else []
+        judged = [one for one in asked if one.span is not None] if self.settings.adjust else []
 
         def share(question: int, among: list[Asked], p: list[float]) -> None:
             for one, own in zip(among, holm_levels(p, level), strict=True):
@@ -260,13 +267,11 @@ class TableJudge:
         share(2, growing, [min(cause.p_value for cause in one.causes) for one in growing])
         return asked
 
-    def judge(
-        self, pairs: Sequence[tuple[str, str]], *, adjust: bool, budget: float | None, lr_regret: float | None
-    ) -> list[Verdict]:
-        """Verdicts on (reference, arm) pairs, which share the level of each question where `adjust`."""
-        asked = self.ask(pairs, adjust)
-        count = sum(one.span is not None for one in asked) if adjust else 1
-        return [self._verdict(one, count, budget, lr_regret) for one in asked]
+    def judge(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """Verdicts on (reference, arm) pairs."""
+        asked = self.ask(pairs)
+        count = sum(one.span is not None for one in asked) if self.settings.adjust else 1
+        return [self._verdict(one, count) for one in asked]
 
     def _causes(self, pair: tuple[int, int]) -> tuple[Effect, Effect]:
         """ΔE and Δγ of an arm, fitted together."""
@@ -288,7 +293,7 @@ class TableJudge:
         found = self._effect(one)
         return replace(found, value=exp(found.value), interval=exp_interval(found.interval))
 
-    def _verdict(self, one: Asked, arms: int, budget: float | None, lr_regret: float | None) -> Verdict:
+    def _verdict(self, one: Asked, arms: int) -> Verdict:
         pair, span, found, level = one.pair, one.span, one.found, self.rule.level
         reference, arm = (self.names[i] for i in pair)
         better, growth, cause = one.answers(one.levels)
@@ -305,13 +310,14 @@ class TableJudge:
             growth_per_decade_interval=per_decade_interval,
             delta_gamma=float(slope.mean[0]), delta_gamma_interval=_span(slope, 1 - level),
             delta_e=one.causes[0], delta_gamma_free=one.causes[1], own_e=self.own_e,
-            predictions=self._predictions(one, budget),
+            predictions=self._predictions(one),
             leave_one_out=() if span is None else self._leave_one_out(one),
             drifting=None if span is None else self._drifting(one, span),
             tolerance=() if span is None else mistuning_tolerance(
-                self.fit, found, self.rule, one.levels, {pair[0]: reference, pair[1]: arm}, self.c0, lr_regret
+                self.fit, found, self.rule, one.levels, {pair[0]: reference, pair[1]: arm}, self.c0,
+                self.settings.lr_regret,
             ),
-            sentence="", what_would_change=(), unit=self.unit,
+            sentence="", what_would_change=(), unit=self.settings.unit,
         )  # fmt: skip
         worded = replace(blank, sentence=verdict_sentence(blank))
         return replace(worded, what_would_change=tuple(what_would_change(worded)))
@@ -344,14 +350,14 @@ class TableJudge:
             if (words := p.words(one.levels, i * cells.x.shape[1] + int(k))) != answers
         )
 
-    def _predictions(self, asked: Asked, budget: float | None) -> tuple[Prediction, ...]:
+    def _predictions(self, asked: Asked) -> tuple[Prediction, ...]:
         """Multipliers beyond the ladders by the exponent, and by the irreducible loss alone."""
         pair, causes, level = asked.pair, asked.causes, asked.levels[2]
         r = pair[0]
         top = float(self.ladders[self.names[r]].flops[-1])
         places = [("10× the top rung", 10 * top), ("1000× the top rung", 1000 * top)]
-        if budget is not None:
-            places.append((f"{budget:.3g} {self.unit}", budget))
+        if (budget := self.settings.budget) is not None:
+            places.append((f"{budget:.3g} {self.settings.unit}", budget))
         laws = self.fit.laws
         falling = min(float(laws.gamma[0, i]) for i in pair) > 1e-6
         e, log_a = self._irreducible_law(pair)
@@ -381,15 +387,9 @@ class TableJudge:
         return float(e), math.log(max(float(a_), 1e-12))
 
 
-def fit_ladders(
-    ladders: dict[str, Ladder],
-    settings: FitSettings,
-    rule: DecisionRule,
-    prior: Prior | None = None,
-    unit: str = "FLOPs",
-) -> TableJudge:
+def fit_ladders(ladders: dict[str, Ladder], settings: AnalysisRequest) -> TableJudge:
     """Fit the model of a table, without runs that are off the others, with an E for each arm if need be."""
-    c0 = settings.c0 or default_c0(ladders[settings.reference])
+    c0, prior = settings.c0 or default_c0(ladders[settings.reference]), settings.irreducible_loss
     most = max(8, int(math.sqrt(MAX_ELEMENTS / len(ladders))))
     ladders = {name: thin(ladder, most) for name, ladder in ladders.items()}
     ladders, left_out = without_diverged_seeds(ladders)
@@ -402,20 +402,22 @@ def fit_ladders(
         return fit_tables(cells, loss, squares, start, e_prior=known, paired=paired)
 
     fit = fitted()
+    # One at a time, as a bad rung may make a good one look bad; and few, as laws that bend have no outliers.
     allowed = max(1, sum(len(ladder.flops) for ladder in ladders.values()) // 20)
     while len(left_out) < allowed and (outlier := find_outlier(fit, ladders)) is not None:
         left_out.append(outlier)
         ladder = ladders[outlier.arm]
         ladders = {**ladders, outlier.arm: ladder.keep(ladder.flops != outlier.flops)}
         fit = fitted()
+    # One E for all arms is what tells exponents apart on short ladders, so it is kept until it is rejected.
     p_one_e = None
     clustered = fit.cells.clusters is not None
     if 1 < len(ladders) <= 200 and not clustered and fit.kept.sum() - 3 * len(ladders) >= 1:
         p_one_e = float(fit.p_one_e()[0])
         long_enough = all(len(ladder.flops) >= MIN_RUNGS_OF_OWN_E for ladder in ladders.values())
-        if p_one_e < rule.level and prior is None and long_enough:
+        if p_one_e < settings.level and prior is None and long_enough:
             fit = fitted(own_e=True)
-    return TableJudge(ladders, settings, rule, c0, fit.pruned(), p_one_e, tuple(left_out), unit)
+    return TableJudge(ladders, settings, c0, fit.pruned(), p_one_e, tuple(left_out))
 
 
 def find_outlier(fit: TableFit, ladders: dict[str, Ladder]) -> Outlier | None:

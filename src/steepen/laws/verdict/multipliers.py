@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from steepen.errors import require_one_of
-from steepen.laws.fits.compute_law import ComputeFit
+from steepen.laws.fits.compute_law import INTERPOLATIONS, ComputeFit, Interpolate
 from steepen.laws.ladder import Ladder
 from steepen.utils.arrays import Array
 
-Interpolate = Literal["raw-loss", "log-loss"]
-INTERPOLATIONS: tuple[Interpolate, ...] = ("raw-loss", "log-loss")
 MAX_MULTIPLIER = 1e30  # beyond it, or its inverse, a curve does not fall
 
 

@@ -15,7 +15,7 @@ from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.forecast import MIN_RUNS, Forecast, Held, forecast_core
 from steepen.evaluation.scored_runs import ScoredRun, ScoreSeries, find_runs, find_series, group_series
 from steepen.laws.analysis import fit_compute
-from steepen.laws.fits.compute_law import ArmLaw, FitSettings
+from steepen.laws.fits.compute_law import AnalysisRequest, ArmLaw
 from steepen.laws.ladder import make_ladder
 from steepen.runs.record import RunRecord
 from steepen.studies.answer import Answer, Axis, Draft, Panel, Series
@@ -243,7 +243,7 @@ def _laws(series: Sequence[ScoreSeries], kind: MetricKind, base: str) -> dict[st
     if base not in ladders:
         return {}
     try:
-        return fit_compute(ladders, FitSettings(base, method="paper", reference_law="free-fit")).arms
+        return fit_compute(ladders, AnalysisRequest(base, method="paper", reference_law="free-fit")).arms
     except SteepenError:  # too few or flat: no law, the points stay
         return {}
 
