@@ -19,6 +19,7 @@ from steepen.errors import UsageError
 from steepen.laws.distributions import Interval, required_noncentrality, t_interval, t_p_value, t_reach
 from steepen.laws.fits.vertex import (
     MIN_POINTS,
+    Parabola,
     Sweep,
     Vertex,
     VertexMethod,
@@ -133,40 +134,18 @@ def fit_isoflop(
     With `needs_law=False` (only the mean optimum is used) too few optima for a law give no warning.
     """
     budget, x, loss = (np.asarray(part, float) for part in (budget, x, loss))
-    warnings: list[str] = []
-    vertices: list[Vertex] = []
-    for group in group_budgets(budget, tolerance):
-        level = float(np.exp(np.log(budget[group]).mean()))
-        if len(np.unique(x[group])) < 3:
-            warnings.append(f"budget {level:.3g} has fewer than three different x and is left out")
-            continue
-        vertices.append(find_vertex(
-            x[group], loss[group], budget=level, method=method, log_x=log_x, log_loss=log_loss,
+    sweeps, warnings = budget_sweeps(budget, x, tolerance)
+    vertices = [
+        find_vertex(
+            x[rows], loss[rows], budget=level, method=method, log_x=log_x, log_loss=log_loss,
             confidence=confidence, nearest=nearest,
-        ))  # fmt: skip
+        )
+        for level, rows in sweeps
+    ]  # fmt: skip
     if not vertices:
         raise UsageError("no budget has three different x, so there is no parabola to fit.")
+    warnings += _vertex_warnings(vertices)
     interior = [v for v in vertices if v.interior]
-    warnings += [
-        f"budget {v.budget:.3g}: no minimum: the parabola opens downwards; sweep around the optimum"
-        if v.concave
-        else f"budget {v.budget:.3g}: the optimum is censored (outside the sweep); widen it"
-        for v in vertices
-        if v.censored
-    ]
-    warnings += [
-        f"budget {v.budget:.3g}: the interval of the optimum is unbounded (too few points, or too flat), yet"
-        " it enters law and mean like any other; add points or leave it out"
-        for v in interior
-        if v.unbounded
-    ]
-    wide = [v for v in vertices if v.p_cubic is not None and v.p_cubic < 0.01]
-    if wide:
-        which = ", ".join(f"{v.budget:.3g}" for v in wide)
-        warnings.append(
-            f"{len(wide)} of {len(vertices)} sweeps are not parabolas (budget {which}; p < 0.01 for a cubic"
-            " term); fit fewer points around the minimum, or use the Akima minimum"
-        )
     law, optima = None, [v.x for v in interior]
     if len(interior) >= 2 and min(optima) > 0:
         law = fit_power_law(np.array([v.budget for v in interior]), np.array(optima), confidence)
@@ -179,6 +158,45 @@ def fit_isoflop(
     }  # fmt: skip
     rounded = rounded_mean(optima, decimals) if interior else math.nan
     return IsoflopFit(tuple(vertices), law, mean, rounded, settings, tuple(warnings))
+
+
+def _vertex_warnings(vertices: Sequence[Vertex]) -> list[str]:
+    """What is wrong with sweeps. Censored ones are left out: their best points would bend law and mean."""
+    warnings = [
+        f"budget {v.budget:.3g}: no minimum: the parabola opens downwards; sweep around the optimum"
+        if v.concave
+        else f"budget {v.budget:.3g}: the optimum is censored (outside the sweep); widen it"
+        for v in vertices
+        if v.censored
+    ]
+    warnings += [
+        f"budget {v.budget:.3g}: the interval of the optimum is unbounded (too few points, or too flat), yet"
+        " it enters law and mean like any other; add points or leave it out"
+        for v in vertices
+        if v.interior and v.unbounded
+    ]
+    wide = [f"{v.budget:.3g}" for v in vertices if v.p_cubic is not None and v.p_cubic < 0.01]
+    if wide:
+        warnings.append(
+            f"{len(wide)} of {len(vertices)} sweeps are not parabolas (budget {', '.join(wide)}; p < 0.01 for"
+            " a cubic term); fit fewer points around the minimum, or use the Akima minimum"
+        )
+    return warnings
+
+
+def budget_sweeps(
+    budget: Array, x: Array, tolerance: float = 0.01
+) -> tuple[list[tuple[float, NDArray[np.intp]]], list[str]]:
+    """Mean budget and rows of every sweep with enough different x, and a warning for each of the others."""
+    found: list[tuple[float, NDArray[np.intp]]] = []
+    warnings: list[str] = []
+    for rows in group_budgets(budget, tolerance):
+        level = float(np.exp(np.log(budget[rows]).mean()))
+        if len(np.unique(x[rows])) < MIN_POINTS:
+            warnings.append(f"budget {level:.3g} has fewer than three different x and is left out")
+        else:
+            found.append((level, rows))
+    return found, warnings
 
 
 def rounded_mean(optima: list[float], decimals: int = 0) -> float:
@@ -220,15 +238,14 @@ def fit_isoflop_runs(
     """`fit_isoflop` by parabolas in log x, with intervals from `DRAWS` resamplings of `runs`, one name a row.
 
     A wild bootstrap: in each draw the residuals of all rows of a run keep their size, scaled by the run's
-    leverage in its parabola, and get a common random sign.
+    leverage in its parabola, and get a common random sign. Drawing runs anew would leave parabolas without
+    the points that they need.
     """
     fit = fit_isoflop(budget, x, loss, log_loss=log_loss, nearest=nearest, confidence=confidence)
     numbers = {name: i for i, name in enumerate(dict.fromkeys(runs))}
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(DRAWS, len(numbers)))
     drawn: list[Array] = []
-    for group in group_budgets(budget):
-        if len(np.unique(x[group])) < MIN_POINTS:
-            continue  # as in fit_isoflop
+    for _, group in budget_sweeps(budget, x)[0]:
         sweep = choose_points(x[group], loss[group], log_loss=log_loss, nearest=nearest)
         rows: list[int] = group[sweep.rows].tolist()
         drawn.append(_draw_optima(sweep, signs[:, [numbers[runs[row]] for row in rows]]))
@@ -246,19 +263,16 @@ def fit_isoflop_runs(
 
 def _draw_optima(sweep: Sweep, signs: Array) -> Array:
     """x* of every draw, with `signs` (draws, points); NaN where its parabola opens downwards."""
-    u, v = sweep.u, sweep.v
-    centre, scale = float(u.mean()), max(float(np.ptp(u)), 1e-12)
-    z = (u - centre) / scale
-    design = np.stack([np.ones_like(z), z, z * z], axis=1)
-    solver = np.linalg.pinv(design)
-    hat = design @ solver
+    fit, v = Parabola.of(sweep.u, sweep.v), sweep.v
+    solver = np.linalg.pinv(fit.design)
+    hat = fit.design @ solver
     residual = v - hat @ v
     # Rows of one run have equal signs in all draws; their leverages add up.
     same = (signs.T @ signs) > DRAWS - 0.5
     noise = residual / np.sqrt(np.maximum(1 - same @ np.diag(hat), 0.1)) * signs
     _, b, c = ((hat @ v + noise) @ solver.T).T
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        return np.exp(np.minimum(centre + scale * np.where(c > 0, -b / (2 * c), np.nan), 700.0))
+        return np.exp(np.minimum(fit.centre + fit.scale * np.where(c > 0, -b / (2 * c), np.nan), 700.0))
 
 
 def _interval(values: Array, confidence: float) -> Interval:

@@ -14,9 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.distributions import ROUNDING_ERROR, Interval, f_p_value, t_interval, t_p_value
-from steepen.laws.fits.isoflop import IsoflopFit, group_budgets
-from steepen.laws.fits.vertex import Vertex, choose_points
+from steepen.laws.distributions import (
+    ROUNDING_ERROR,
+    Interval,
+    exp_interval,
+    f_p_value,
+    t_interval,
+    t_p_value,
+)
+from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit, budget_sweeps
+from steepen.laws.fits.vertex import Parabola, Vertex, choose_points
 from steepen.utils.arrays import Array
 
 SCATTER_LEVEL = 0.10  # of the test that multipliers scatter more about their trend than noise explains
@@ -60,6 +67,58 @@ class SweepComparison:
     exponent: Contrast | None
 
 
+def compare_sweeps(
+    fits: tuple[IsoflopFit, IsoflopFit], data: Sequence[tuple[Array, Array, Array]]
+) -> SweepComparison:
+    """Compare an arm's parabolas with the reference's; `fits` and `data` are those of reference and arm."""
+    settings = fits[0].settings
+    if settings["method"] != "quadratic":
+        raise UsageError("an Akima minimum has no standard error; compare arms with `vertex` quadratic.")
+    (ours, *first), (theirs, *second) = (_optima(fit, one) for fit, one in zip(fits, data, strict=True))
+    squares, freedom = first[0] + second[0], first[1] + second[1]
+    if freedom < 1:
+        raise UsageError(
+            "every sweep has three points, which leaves nothing to estimate noise from; add points to compare"
+            " arms."
+        )
+    noise = _Noise(max(squares / freedom, ROUNDING_ERROR**2), freedom, settings["confidence"])
+    curve = _Frontier(theirs) if len(theirs) > 1 else None
+    compared: list[BudgetComparison] = []
+    logs: list[tuple[float, float, float]] = []
+    for one in ours:
+        near = [each for each in theirs if abs(each.vertex.budget / one.vertex.budget - 1) <= SAME_BUDGET]
+        if near:
+            found, log = _compare_optima(one, near[0], curve, noise, settings["log_x"], settings["log_loss"])
+            compared.append(found)
+            logs += [log] if log else []
+    if not compared:
+        raise UsageError(
+            "the arms have no budget in common (within 5%) at which both have an optimum; sweep the same"
+            " budgets."
+        )
+    mean, growth = _over_budgets(logs, noise) if logs else (None, None)
+    return SweepComparison(tuple(compared), mean, growth, _exponents(fits[0].law, fits[1].law, noise))
+
+
+@dataclass(frozen=True)
+class _Noise:
+    """The variance of a residual, pooled over all parabolas, and its degrees of freedom."""
+
+    variance: float
+    freedom: float
+    confidence: float
+
+    def contrast(self, value: float, variance: float, freedom: float | None = None) -> Contrast:
+        """A difference with this variance."""
+        error, df = math.sqrt(variance), self.freedom if freedom is None else freedom
+        return Contrast(value, t_interval(value, error, df, self.confidence), t_p_value(value, error, df))
+
+    def factor(self, value: float, variance: float, freedom: float | None = None) -> Contrast:
+        """A factor whose logarithm has this value and variance."""
+        found = self.contrast(value, variance, freedom)
+        return Contrast(math.exp(value), exp_interval(found.interval), found.p)
+
+
 @dataclass(frozen=True)
 class _Optimum:
     """log x* (or x*) and log loss at the vertex of a sweep, with variances in units of the noise's."""
@@ -71,113 +130,80 @@ class _Optimum:
     loss_variance: float
 
 
-def compare_sweeps(
-    fits: tuple[IsoflopFit, IsoflopFit], data: Sequence[tuple[Array, Array, Array]]
-) -> SweepComparison:
-    """Compare an arm's parabolas with the reference's; `fits` and `data` are those of reference and arm."""
-    settings = fits[0].settings
-    if settings["method"] != "quadratic":
-        raise UsageError("an Akima minimum has no standard error; compare arms with `vertex` quadratic.")
-    optima, squares, df = list[list[_Optimum]](), 0.0, 0
-    for fit, one in zip(fits, data, strict=True):
-        found, rss, spare = _optima(fit, one)
-        optima.append(found)
-        squares, df = squares + rss, df + spare
-    if df < 1:
-        raise UsageError(
-            "every sweep has three points, which leaves nothing to estimate noise from; add points to compare"
-            " arms."
-        )
-    noise = max(squares / df, ROUNDING_ERROR**2)
+def _compare_optima(
+    ours: _Optimum, theirs: _Optimum, curve: _Frontier | None, noise: _Noise, log_x: bool, log_loss: bool
+) -> tuple[BudgetComparison, tuple[float, float, float] | None]:
+    """Two optima at one budget; log budget, log multiplier and its variance where there is a multiplier."""
+    log_c, scale = math.log(ours.vertex.budget), ours.vertex.loss**2
+    ratio = theirs.position - ours.position
+    variance = noise.variance * (theirs.position_variance + ours.position_variance)
+    loss = theirs.vertex.loss - ours.vertex.loss
+    loss_variance = noise.variance * (theirs.loss_variance + ours.loss_variance)
+    multiplier = log = None
+    if curve is not None and (slope := curve.slope(log_c)) < 0:
+        log_m = log_c - curve.compute_for(ours.log_loss, log_c)
+        relative = loss_variance / (1.0 if log_loss else scale)
+        log = log_c, log_m, relative / slope**2
+        multiplier = noise.factor(log_m, relative / slope**2)
+    ratios = (noise.factor if log_x else noise.contrast)(ratio, variance)
+    losses = noise.contrast(loss, loss_variance * (scale if log_loss else 1.0))
+    return BudgetComparison(ours.vertex.budget, ratios, losses, multiplier), log
 
-    def contrast(value: float, variance: float, freedom: float = df) -> Contrast:
-        error = math.sqrt(variance)
-        interval = t_interval(value, error, freedom, settings["confidence"])
-        return Contrast(value, interval, t_p_value(value, error, freedom))
 
-    def factor(value: float, variance: float, freedom: float = df) -> Contrast:
-        found = contrast(value, variance, freedom)
-        return Contrast(math.exp(value), (math.exp(found.interval[0]), math.exp(found.interval[1])), found.p)
+def _over_budgets(
+    logs: Sequence[tuple[float, float, float]], noise: _Noise
+) -> tuple[Contrast, Contrast | None]:
+    """The mean multiplier, and its growth per decade.
 
-    curve = _Frontier(optima[1]) if len(optima[1]) > 1 else None
-    compared: list[BudgetComparison] = []
-    logs: list[tuple[float, float, float]] = []  # log budget, log multiplier, variance
-    for ours in optima[0]:
-        near = [one for one in optima[1] if abs(one.vertex.budget / ours.vertex.budget - 1) <= SAME_BUDGET]
-        if not near:
-            continue
-        theirs, log_c = near[0], math.log(ours.vertex.budget)
-        ratio = theirs.position - ours.position
-        variance = noise * (theirs.position_variance + ours.position_variance)
-        loss = theirs.vertex.loss - ours.vertex.loss
-        loss_variance = noise * (theirs.loss_variance + ours.loss_variance)
-        scale = ours.vertex.loss**2 if settings["log_loss"] else 1.0
-        multiplier = None
-        if curve is not None and (slope := curve.slope(log_c)) < 0:
-            log_m = log_c - curve.compute_for(ours.log_loss, log_c)
-            relative = loss_variance / (1.0 if settings["log_loss"] else ours.vertex.loss**2)
-            logs.append((log_c, log_m, relative / slope**2))
-            multiplier = factor(log_m, relative / slope**2)
-        ratios = factor(ratio, variance) if settings["log_x"] else contrast(ratio, variance)
-        losses = contrast(loss, loss_variance * scale)
-        compared.append(BudgetComparison(ours.vertex.budget, ratios, losses, multiplier))
-    if not compared:
-        raise UsageError(
-            "the arms have no budget in common (within 5%) at which both have an optimum; sweep the same"
-            " budgets."
-        )
-    mean = growth = None
-    if logs:
-        c, log_m, variance = (np.array(part) for part in zip(*logs, strict=True))
-        freedom = float(df)
-        if len(c) > 2:
-            weight = (c - c.mean()) / float(((c - c.mean()) ** 2).sum())
-            slope = float(weight @ log_m)
-            spread = log_m - log_m.mean() - slope * (c - c.mean())
-            excess = float((spread**2 / variance).sum()) / (len(c) - 2)
-            if f_p_value(np.array(excess), len(c) - 2, np.array(float(df))) < SCATTER_LEVEL:
-                variance, freedom = variance * excess, len(c) - 2.0
-            growth = factor(math.log(10) * slope, math.log(10) ** 2 * float(weight**2 @ variance), freedom)
-        mean = factor(float(log_m.mean()), float(variance.sum()) / len(c) ** 2, freedom)
-    first, second = (fit.law for fit in fits)
-    exponent = None
-    freedoms = [law.degrees_of_freedom for law in (first, second) if law is not None]
-    if first is not None and second is not None and min(freedoms) > 0:
-        parts = [law.standard_error**2 for law in (first, second)]
-        welch = sum(parts) ** 2 / max(sum(v**2 / f for v, f in zip(parts, freedoms, strict=True)), 1e-300)
-        exponent = contrast(second.exponent - first.exponent, sum(parts), welch)
-    return SweepComparison(tuple(compared), mean, growth, exponent)
+    Noise of the points is not all: a sweep's rates or batch may be off as a whole. Where the multipliers
+    scatter more about their trend than noise explains, the scatter is the error.
+    """
+    c, log_m, variance = (np.array(part) for part in zip(*logs, strict=True))
+    growth, freedom = None, noise.freedom
+    if len(c) > 2:
+        weight = (c - c.mean()) / float(((c - c.mean()) ** 2).sum())
+        slope = float(weight @ log_m)
+        spread = log_m - log_m.mean() - slope * (c - c.mean())
+        excess = float((spread**2 / variance).sum()) / (len(c) - 2)
+        if f_p_value(np.array(excess), len(c) - 2, np.array(float(freedom))) < SCATTER_LEVEL:
+            variance, freedom = variance * excess, len(c) - 2.0
+        growth = noise.factor(math.log(10) * slope, math.log(10) ** 2 * float(weight**2 @ variance), freedom)
+    return noise.factor(float(log_m.mean()), float(variance.sum()) / len(c) ** 2, freedom), growth
+
+
+def _exponents(first: PowerLawFit | None, second: PowerLawFit | None, noise: _Noise) -> Contrast | None:
+    """The difference of the exponents, with Welch's degrees of freedom: the laws' scatters may differ."""
+    if first is None or second is None or min(first.degrees_of_freedom, second.degrees_of_freedom) <= 0:
+        return None
+    parts = [law.standard_error**2 for law in (first, second)]
+    freedoms = [law.degrees_of_freedom for law in (first, second)]
+    welch = sum(parts) ** 2 / max(sum(v**2 / f for v, f in zip(parts, freedoms, strict=True)), 1e-300)
+    return noise.contrast(second.exponent - first.exponent, sum(parts), welch)
 
 
 def _optima(fit: IsoflopFit, data: tuple[Array, Array, Array]) -> tuple[list[_Optimum], float, int]:
     """The interior optima of an arm; residual sum of squares and degrees of freedom of all its parabolas."""
     budget, x, loss = data
     settings = fit.settings
+    how = {name: settings[name] for name in ("log_x", "log_loss", "nearest")}
     found, squares, spare = list[_Optimum](), 0.0, 0
-    vertices = {vertex.budget: vertex for vertex in fit.vertices}
-    for group in group_budgets(budget, settings["tolerance"]):
-        vertex = vertices.get(float(np.exp(np.log(budget[group]).mean())))
-        if vertex is None:
-            continue
-        how = {name: settings[name] for name in ("log_x", "log_loss", "nearest")}
-        sweep = choose_points(x[group], loss[group], **how)
-        centre, scale = float(sweep.u.mean()), max(float(np.ptp(sweep.u)), 1e-12)
-        z = (sweep.u - centre) / scale
-        design = np.stack([np.ones_like(z), z, z * z], axis=1)
-        inverse = np.linalg.pinv(design.T @ design)
-        value = inverse @ design.T @ sweep.v
-        residual = sweep.v - design @ value
-        squares, spare = squares + float(residual @ residual), spare + len(z) - 3
+    sweeps, _ = budget_sweeps(budget, x, settings["tolerance"])
+    for vertex, (_, rows) in zip(fit.vertices, sweeps, strict=True):
+        sweep = choose_points(x[rows], loss[rows], **how)
+        parabola = Parabola.of(sweep.u, sweep.v)
+        squares = squares + float(parabola.residual @ parabola.residual)
+        spare = spare + len(sweep.u) - 3
         if not vertex.interior:
             continue
-        _, b, c = value
+        _, b, c = parabola.value
         place = -b / (2 * c)
-        by_position = np.array([0.0, -1 / (2 * c), b / (2 * c * c)]) * scale
+        by_position = np.array([0.0, -1 / (2 * c), b / (2 * c * c)]) * parabola.scale
         by_height = np.array([1.0, place, place * place])  # the height is flat in the vertex's position
         found.append(
             _Optimum(
-                vertex, centre + scale * place, math.log(vertex.loss),
-                float(by_position @ inverse @ by_position), float(by_height @ inverse @ by_height),
+                vertex, parabola.centre + parabola.scale * place, math.log(vertex.loss),
+                float(by_position @ parabola.inverse @ by_position),
+                float(by_height @ parabola.inverse @ by_height),
             )
         )  # fmt: skip
     return found, squares, spare

@@ -84,6 +84,31 @@ def choose_points(
     return Sweep(u, v, rows, log_x)
 
 
+@dataclass(frozen=True, eq=False)
+class Parabola:
+    """Least squares of v on 1, z and z² with z = (u − centre) / scale, so that the columns are of one size.
+
+    `inverse` is that of the normal equations: the covariance of `value` in units of the noise's variance.
+    """
+
+    centre: float
+    scale: float
+    design: Array
+    inverse: Array
+    value: Array
+    residual: Array
+
+    @classmethod
+    def of(cls, u: Array, v: Array) -> Parabola:
+        """Fit the parabola."""
+        centre, scale = float(u.mean()), max(float(np.ptp(u)), 1e-12)
+        z = (u - centre) / scale
+        design = np.stack([np.ones_like(z), z, z * z], axis=1)
+        inverse = np.linalg.pinv(design.T @ design)
+        value = inverse @ design.T @ v
+        return cls(centre, scale, design, inverse, value, v - design @ value)
+
+
 def find_vertex(
     x: Array,
     loss: Array,
@@ -173,16 +198,11 @@ def _fieller(u: Array, v: Array, confidence: float) -> Interval:
     nu = len(u) - 3
     if nu < 1:
         return -math.inf, math.inf
-    centre, scale = u.mean(), max(float(np.ptp(u)), 1e-12)
-    z = (u - centre) / scale
-    design = np.stack([np.ones_like(z), z, z * z], axis=1)
-    inverse = np.linalg.pinv(design.T @ design)
-    value = inverse @ design.T @ v
-    residual = v - design @ value
-    covariance = inverse * float(residual @ residual) / nu
+    fit = Parabola.of(u, v)
+    covariance = fit.inverse * float(fit.residual @ fit.residual) / nu
     t = t_reach(confidence, nu)
     # All p with (b + 2cp)² ≤ t²·Var(b + 2cp): a quadratic inequality in p.
-    b, c = value[1], value[2]
+    b, c = fit.value[1], fit.value[2]
     quad = 4 * c * c - t * t * 4 * covariance[2, 2]
     line = 4 * b * c - t * t * 4 * covariance[1, 2]
     rest = b * b - t * t * covariance[1, 1]
@@ -190,7 +210,7 @@ def _fieller(u: Array, v: Array, confidence: float) -> Interval:
     if quad <= 0 or discriminant < 0:
         return -math.inf, math.inf
     ends = sorted((-line + side * math.sqrt(discriminant)) / (2 * quad) for side in (-1, 1))
-    return float(centre + scale * ends[0]), float(centre + scale * ends[1])
+    return float(fit.centre + fit.scale * ends[0]), float(fit.centre + fit.scale * ends[1])
 
 
 def _leave_one_out(u: Array, v: Array, method: VertexMethod) -> Interval | None:
