@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from steepen.errors import UsageError, require_reference
+from steepen.laws.arm_fits import compare_arms, fit_arms, held_rows
 from steepen.laws.distributions import Interval
 from steepen.laws.fits.chinchilla import ChinchillaFit, ChinchillaSettings, fit_chinchilla
 from steepen.laws.fits.size_law_comparison import ArmRuns, LawComparison, compare_laws
 from steepen.laws.fits.size_law_solver import IntArray, ModelSize
 from steepen.laws.verdict.questions import holm
 from steepen.tables.table import Table
-from steepen.tables.table_selection import held_out, parse_hold_outs
+from steepen.tables.table_selection import parse_hold_outs
 from steepen.utils.arrays import Array, Mask
 
 LOOPED_COLUMNS = ("n_once", "n_rec", "passes")  # of looped models, in place of parameters
@@ -137,43 +138,41 @@ def fit_chinchilla_table(
         require_reference(reference, arms)
     held, further = _hold_out(table, rows, arms, hold_out, looped)
     warnings = list[str]()
-    fits: dict[str, ArmChinchilla] = {}
-    for arm in arms:
+
+    def fit_arm(arm: str) -> ArmChinchilla:
         own = rows.arm == arm
-        used = rows.take(own & ~held)
-        try:
-            if not len(used.loss):
-                raise UsageError("every run is held out, so none is left to fit.")
-            fit = fit_chinchilla(
-                used.size if looped else used.size.stored, used.tokens, used.loss, settings,
-                runs=None if used.run is None else used.run.tolist(),
-                flops=used.flops if rows.has_flops else None,
-            )  # fmt: skip
-        except UsageError as error:
-            if len(arms) == 1 or arm == reference:
-                raise UsageError(f"arm '{arm}': {error}" if arm else str(error)) from None
-            warnings.append(f"arm '{arm}' is left out: {error}")
-            continue
-        scored = [
-            _score(fit, part, i, looped)
-            for part in (rows.take(own & held), *(other.take(other.arm == arm) for other in further))
-            for i in range(len(part.loss))
-        ]
-        optimum = None if budget is None else ComputeOptimum(budget, *fit.optimum(budget))
-        runs = ArmRuns(used.size.stored, used.tokens, used.loss, used.flops, fit)
-        fits[arm] = ArmChinchilla(fit, optimum, tuple(scored), used.size, runs)
-        warnings += [f"{arm}: {flag}" if arm else flag for flag in fit.flags]
+        scored = [rows.take(own & held), *(other.take(other.arm == arm) for other in further)]
+        found = _fit_arm(rows.take(own & ~held), scored, settings, looped, budget)
+        warnings.extend(f"{arm}: {flag}" if arm else flag for flag in found.fit.flags)
+        return found
+
+    fits = fit_arms(arms, reference, fit_arm, warnings)
     if not fits:
         raise UsageError("no arm has the runs that its law needs: " + "; ".join(warnings))
     comparisons: dict[str, LawComparison] = {}
-    for name in (name for name in fits if reference is not None and name != reference):
-        try:
-            comparisons[name] = compare_laws(fits[str(reference)].runs, fits[name].runs, budget)
-        except UsageError as error:
-            warnings.append(f"arm '{name}' is not compared: {error}")
-    if reference is not None and rows.run is not None and len(set(rows.run.tolist())) < len(rows.run):
-        warnings.append("rows share training runs; comparisons treat them as independent")
+    if reference is not None:
+        base = fits[reference].runs
+        others = [name for name in fits if name != reference]
+        comparisons = compare_arms(others, lambda name: compare_laws(base, fits[name].runs, budget), warnings)
+        if rows.run is not None and len(set(rows.run.tolist())) < len(rows.run):
+            warnings.append("rows share training runs; comparisons treat them as independent")
     return ChinchillaTableFit(fits, reference, comparisons, table.row_word, tuple(warnings))
+
+
+def _fit_arm(
+    used: _Rows, scored: Sequence[_Rows], settings: ChinchillaSettings, looped: bool, budget: float | None
+) -> ArmChinchilla:
+    """The law of one arm's rows, and the forecasts of the rows held out."""
+    if not len(used.loss):
+        raise UsageError("every run is held out, so none is left to fit.")
+    fit = fit_chinchilla(
+        used.size if looped else used.size.stored, used.tokens, used.loss, settings,
+        runs=None if used.run is None else used.run.tolist(), flops=used.flops if used.has_flops else None,
+    )  # fmt: skip
+    hold_out = tuple(_score(fit, part, i, looped) for part in scored for i in range(len(part.loss)))
+    optimum = None if budget is None else ComputeOptimum(budget, *fit.optimum(budget))
+    runs = ArmRuns(used.size.stored, used.tokens, used.loss, used.flops, fit)
+    return ArmChinchilla(fit, optimum, hold_out, used.size, runs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,10 +240,7 @@ def _hold_out(
         theirs, known = set(read.names()), set(rows.names())
         held |= np.array([key in theirs for key in rows.names()])
         further.append(read.take(np.array([key not in known for key in read.names()])))
-    masks = held_out(hold_outs, {arm: rows.flops[rows.arm == arm] for arm in arms})
-    for arm, mask in masks.items():
-        held[rows.arm == arm] |= mask
-    return held, further
+    return held | held_rows(hold_outs, rows.arm, rows.flops), further
 
 
 def _score(fit: ChinchillaFit, rows: _Rows, i: int, looped: bool) -> HeldOutChinchillaLoss:

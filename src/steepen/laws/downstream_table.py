@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 from scipy import special
 
 from steepen.errors import UsageError, require_one_of
+from steepen.laws.arm_fits import held_rows
 from steepen.laws.distributions import Interval
 from steepen.laws.fits.compute_law import fit_irreducible_losses
 from steepen.tables.table import Table
-from steepen.tables.table_selection import held_out, parse_hold_outs
+from steepen.tables.table_selection import parse_hold_outs
 from steepen.utils.arrays import Array, Mask
 
 Chain = Literal["gadre", "olmo", "paper", "direct"]
@@ -178,9 +179,7 @@ def _held_out(rows: _Rows, hold_out: Sequence[str] | None, table: Table) -> Mask
         for one in hold_outs:
             held |= (-x <= one.flops) & ((arms == one.arm) if one.arm else True)
         return held
-    for arm, mask in held_out(hold_outs, {arm: x[arms == arm] for arm in dict.fromkeys(rows.arm)}).items():
-        held[arms == arm] = mask
-    return held
+    return held_rows(hold_outs, arms, x)
 
 
 class _Fit:

@@ -9,13 +9,14 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from steepen.errors import UsageError, require_one_of, require_reference
+from steepen.laws.arm_fits import compare_arms, fit_arms, held_rows
 from steepen.laws.distributions import Interval
-from steepen.laws.fits.isoflop import IsoflopFit, fit_isoflop, fit_isoflop_runs
+from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit, fit_isoflop, fit_isoflop_runs
 from steepen.laws.fits.isoflop_comparison import SweepComparison, compare_sweeps
 from steepen.laws.fits.vertex import VertexMethod
 from steepen.laws.verdict.questions import holm
 from steepen.tables.table import ALIASES, Table
-from steepen.tables.table_selection import held_out, parse_hold_outs
+from steepen.tables.table_selection import parse_hold_outs
 from steepen.utils.arrays import Array, Mask
 
 SweepLoss = Literal["mse", "log-mse"]
@@ -62,7 +63,6 @@ class IsoflopTableFit:
     """
 
     arms: dict[str, ArmSweeps]
-    has_arms: bool
     x_name: str
     reference: str | None
     comparisons: dict[str, SweepComparison]
@@ -82,7 +82,7 @@ class IsoflopTableFit:
         """Nested dicts, lists and numbers, for JSON: the only arm's fit at the top, every arm's in `arms`."""
         arms = {name: one.to_dict() for name, one in self.arms.items()}
         only = next(iter(arms.values())) if len(arms) == 1 else {"law": "isoflop"}
-        found = {**only, "x": self.x_name, **({"arms": arms} if self.has_arms else {})}
+        found = {**only, "x": self.x_name, **({} if "" in arms else {"arms": arms})}
         if self.reference is not None:
             better, growth = self.p_better, self.p_growth
             compared = {
@@ -126,10 +126,7 @@ def fit_isoflop_table(
     # Two sizes may share an x (of tokens); a row that is there twice counts twice.
     cells = list(zip(names.tolist(), c.tolist(), x.tolist(), y.tolist(), strict=True))
     table.require_unique_rows(cells, f"budget, x and loss{' of an arm' * has_arms}")
-    masks = held_out(parse_hold_outs(hold_out, arms, table), {arm: c[names == arm] for arm in arms})
-    held = np.zeros(len(c), bool)
-    for arm, mask in masks.items():
-        held[names == arm] = mask
+    held = held_rows(parse_hold_outs(hold_out, arms, table), names, c)
     runs = None if (shared := table.training_runs()) is None else np.array(shared)
 
     def fit(rows: Mask) -> IsoflopFit:
@@ -139,43 +136,36 @@ def fit_isoflop_table(
             return fit_isoflop_runs(*part, cast(list[str], runs[rows].tolist()), **how)
         return fit_isoflop(*part, method=vertex, **how)
 
-    found: dict[str, ArmSweeps] = {}
-    warnings: list[str] = []
-    for arm in arms:
+    def fit_arm(arm: str) -> ArmSweeps:
         used, out = (names == arm) & ~held, (names == arm) & held
-        try:
-            if not used.any():
-                raise UsageError("every budget is held out; nothing is left to fit.")
-            one = fit(used)
-        except UsageError as error:
-            if len(arms) == 1 or arm == reference:
-                raise UsageError(f"arm '{arm}': {error}" if arm else str(error)) from None
-            warnings.append(f"arm '{arm}' is left out: {error}")
-            continue
-        at_budget, scored = None, list[OptimumForecast]()
-        if (law := one.law) is not None:
-            if budget is not None:
-                at_budget = OptimumForecast(budget, law.predict(budget), law.interval_at(budget))
-            if out.any():
-                scored = [
-                    OptimumForecast(v.budget, law.predict(v.budget), law.interval_at(v.budget), v.x)
-                    for v in fit(out).vertices
-                ]
-        found[arm] = ArmSweeps(one, (c[used], x[used], y[used]), at_budget, tuple(scored))
+        if not used.any():
+            raise UsageError("every budget is held out; nothing is left to fit.")
+        one, at_budget, scored = fit(used), None, list[OptimumForecast]()
+        if one.law is not None and budget is not None:
+            at_budget = _forecast(one.law, budget)
+        if one.law is not None and out.any():
+            scored = [_forecast(one.law, v.budget, v.x) for v in fit(out).vertices]
+        return ArmSweeps(one, (c[used], x[used], y[used]), at_budget, tuple(scored))
+
+    warnings: list[str] = []
+    found = fit_arms(arms, reference, fit_arm, warnings)
     if not found:
         raise UsageError("no arm has a sweep of three different x: " + "; ".join(warnings))
     comparisons: dict[str, SweepComparison] = {}
-    for arm in (arm for arm in found if reference is not None and arm != reference):
-        base, own = found[cast(str, reference)], found[arm]
-        try:
-            comparisons[arm] = compare_sweeps((base.fit, own.fit), (base.data, own.data))
-        except UsageError as error:
-            if len(arms) == 2:
-                raise
-            warnings.append(f"arm '{arm}' is not compared: {error}")
+    if reference is not None:
+        base, others = found[reference], [arm for arm in found if arm != reference]
+
+        def compare(arm: str) -> SweepComparison:
+            return compare_sweeps((base.fit, found[arm].fit), (base.data, found[arm].data))
+
+        comparisons = compare_arms(others, compare, warnings, only=len(arms) == 2)
     if comparisons and runs is not None and any("runs" in one.fit.settings for one in found.values()):
         warnings.append("rows share training runs; comparisons treat them as independent")
-    return IsoflopTableFit(found, has_arms, x_name, reference, comparisons, tuple(warnings))
+    return IsoflopTableFit(found, x_name, reference, comparisons, tuple(warnings))
+
+
+def _forecast(law: PowerLawFit, budget: float, observed: float | None = None) -> OptimumForecast:
+    return OptimumForecast(budget, law.predict(budget), law.interval_at(budget), observed)
 
 
 def _with_x(table: Table) -> tuple[Table, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from steepen.errors import UsageError, require_positive
-from steepen.laws.analysis import MethodChoice
+from steepen.laws.fits.compute_law import MethodChoice
 from steepen.model.arm import Arm
 from steepen.model.arms import ARMS, find_arm, without_growth
 from steepen.model.shape import SizeRule

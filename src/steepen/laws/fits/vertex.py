@@ -104,7 +104,7 @@ class Parabola:
         centre, scale = float(u.mean()), max(float(np.ptp(u)), 1e-12)
         z = (u - centre) / scale
         design = np.stack([np.ones_like(z), z, z * z], axis=1)
-        inverse = np.linalg.pinv(design.T @ design)
+        inverse = np.asarray(np.linalg.pinv(design.T @ design), float)
         value = inverse @ design.T @ v
         return cls(centre, scale, design, inverse, value, v - design @ value)
 
