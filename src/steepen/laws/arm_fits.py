@@ -35,7 +35,7 @@ def fit_arms(
 def compare_arms(
     arms: Iterable[str], compare: Callable[[str], T], warnings: list[str], *, only: bool = False
 ) -> dict[str, T]:
-    """What `compare` returns for every arm; an arm that it rejects gets a warning, the `only` one an error."""
+    """What `compare` returns for every arm; one that it rejects gets a warning, the `only` one an error."""
     found: dict[str, T] = {}
     for arm in arms:
         try:

@@ -32,6 +32,11 @@ def exp_interval(interval: Interval) -> Interval:
     return exp(interval[0]), exp(interval[1])
 
 
+def standard_error(gradient: Array, covariance: Array) -> float:
+    """Of a function of estimates, from its gradient and their covariance (the delta method)."""
+    return math.sqrt(max(float(gradient @ covariance @ gradient), 0.0))
+
+
 def t_quantile(probability: float, df: Array) -> Array:
     """Student's t quantile: the normal quantile where `df` is infinite, infinity where `df` is 0 or less."""
     df = np.asarray(df, float)

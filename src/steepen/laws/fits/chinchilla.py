@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from steepen.errors import UsageError, require_one_of
-from steepen.laws.distributions import ROUNDING_ERROR, Interval, Prior, t_reach
+from steepen.laws.distributions import ROUNDING_ERROR, Interval, Prior, standard_error, t_reach
 from steepen.laws.fits.size_law_solver import (
     KINDS,
     IntArray,
@@ -125,7 +125,7 @@ class ChinchillaFit:
         n, first, second, by_phi = (float(np.squeeze(part)) for part in self._terms(parameters, tokens))
         exponents = [-first * math.log(n), -second * math.log(tokens), -self.alpha * first * by_phi]
         gradient = np.array([1.0, first, second, *exponents])[: len(self.covariance)]
-        return _standard_error(gradient, np.array(self.covariance))
+        return standard_error(gradient, np.array(self.covariance))
 
     def forecast_interval(self, parameters: float | ModelSize, tokens: float) -> tuple[Interval, float]:
         """Interval of a further run's loss at N and D, and its standard error: law and run together."""
@@ -344,17 +344,13 @@ def _intervals(fit: ChinchillaFit, covariance: Array) -> dict[str, Interval]:
         }
     found: dict[str, Interval] = {}
     for name, gradient in gradients.items():
-        value, reach = float(getattr(fit, name)), quantile * _standard_error(gradient, covariance)
+        value, reach = float(getattr(fit, name)), quantile * standard_error(gradient, covariance)
         if name in ("a", "b"):
             factor = math.exp(min(reach, 700.0))
             found[name] = (value / factor, value * factor)
         else:
             found[name] = (value - reach if name == "phi" else max(0.0, value - reach), value + reach)
     return found
-
-
-def _standard_error(gradient: Array, covariance: Array) -> float:
-    return math.sqrt(max(float(gradient @ covariance @ gradient), 0.0))
 
 
 def _flags(problem: SizeLawProblem, theta: Array, start: Array, objective: float) -> tuple[str, ...]:

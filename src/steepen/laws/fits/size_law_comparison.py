@@ -21,6 +21,7 @@ from steepen.laws.distributions import (
     Interval,
     exp_interval,
     f_p_value,
+    standard_error,
     t_interval,
     t_p_value,
 )
@@ -244,7 +245,7 @@ class _PairFit:
         gradient = np.array(
             [(of(self.theta + step) - of(self.theta - step)) / (2 * step.sum()) for step in np.diag(steps)]
         )
-        error = math.sqrt(max(float(gradient @ self.covariance @ gradient), 0.0))
+        error = standard_error(gradient, self.covariance)
         confidence = self.arms[0].fit.settings.confidence
         return value, t_interval(value, error, self.df, confidence), t_p_value(value, error, self.df)
 

@@ -40,7 +40,7 @@ from steepen.laws.verdict.evidence import (
     verdict_sentence,
     what_would_change,
 )
-from steepen.laws.verdict.multipliers import MAX_MULTIPLIER, Multiplier
+from steepen.laws.verdict.multipliers import MAX_MULTIPLIER, Multiplier, both_cover
 from steepen.laws.verdict.questions import (
     Better,
     ByWhat,
@@ -214,6 +214,15 @@ class TableJudge:
         low, high = max(float(x.min()) for x in own), min(float(x.max()) for x in own)
         return (low, high) if low <= high + 0.01 else None
 
+    def falls(self, pair: tuple[int, int]) -> bool:
+        """Whether both laws fall: a flat curve reaches no lower loss, so there is no multiplier."""
+        return min(float(self.fit.laws.gamma[0, i]) for i in pair) > 1e-6
+
+    def multiplier_at(self, pair: tuple[int, int], x: float) -> tuple[float, Interval]:
+        """The multiplier at the reference's log compute x, with its interval."""
+        one = multiplier_contrast(self.fit.laws, pair, np.array([x]), np.ones(1))
+        return _factor(self.fit.mixture(one), self.settings.confidence)
+
     def multipliers(self, arm: str, reference: str, at: Array, extrapolate: bool) -> list[Multiplier]:
         """The table model's multipliers at the reference's computes, whatever the method of the laws.
 
@@ -222,20 +231,11 @@ class TableJudge:
         pair = self.names.index(reference), self.names.index(arm)
         base, other = (flops_range(self.ladders[name]) for name in (reference, arm))
         found: list[Multiplier] = []
-        if min(float(self.fit.laws.gamma[0, i]) for i in pair) < 1e-6:
-            return found  # a flat curve reaches no lower loss
-        for flops in at:
-            one = self.fit.mixture(
-                multiplier_contrast(self.fit.laws, pair, np.array([math.log(flops / self.c0)]), np.ones(1))
-            )
-            value, (low, high) = exp(float(one.mean[0])), exp_interval(_span(one, self.settings.confidence))
+        for flops in at if self.falls(pair) else ():
+            value, (low, high) = self.multiplier_at(pair, math.log(flops / self.c0))
             if not 1 / MAX_MULTIPLIER < value < MAX_MULTIPLIER:
                 continue
-            needed = flops / value
-            slack = 1 + 1e-9
-            inside = (
-                base[0] / slack <= flops <= base[1] * slack and other[0] / slack <= needed <= other[1] * slack
-            )
+            inside = both_cover(base, flops, other, flops / value)
             if inside or extrapolate:
                 method = "fitted (joint)"
                 found.append(Multiplier(method, float(flops), value, low, high, not inside, leads=True))
@@ -290,8 +290,8 @@ class TableJudge:
         return Effect(float(one.mean[0]), _span(one, 1 - self.rule.level), float(one.p_value()[0]))
 
     def _factor(self, one: Mixture) -> Effect:
-        found = self._effect(one)
-        return replace(found, value=exp(found.value), interval=exp_interval(found.interval))
+        value, interval = _factor(one, 1 - self.rule.level)
+        return Effect(value, interval, float(one.p_value()[0]))
 
     def _verdict(self, one: Asked, arms: int) -> Verdict:
         pair, span, found, level = one.pair, one.span, one.found, self.rule.level
@@ -324,12 +324,12 @@ class TableJudge:
 
     def _per_decade(self, pair: tuple[int, int], span: tuple[float, float] | None) -> tuple[float, Interval]:
         """The factor by which the multiplier grows per decade, the mean over the common range."""
-        if span is None or min(float(self.fit.laws.gamma[0, i]) for i in pair) < 1e-6:
+        if span is None or not self.falls(pair):
             return math.nan, (math.nan, math.nan)
         low, high = span if span[1] - span[0] > 1e-6 else (span[0] - 0.5, span[0] + 0.5)
         weights = np.array([-1.0, 1.0]) / (high - low) * math.log(10)
         one = self.fit.mixture(multiplier_contrast(self.fit.laws, pair, np.array([low, high]), weights))
-        return exp(float(one.mean[0])), exp_interval(_span(one, 1 - self.rule.level))
+        return _factor(one, 1 - self.rule.level)
 
     def _drifting(self, one: Asked, span: tuple[float, float]) -> Drifting | None:
         found = self.fit.drifting()
@@ -358,16 +358,14 @@ class TableJudge:
         places = [("10× the top rung", 10 * top), ("1000× the top rung", 1000 * top)]
         if (budget := self.settings.budget) is not None:
             places.append((f"{budget:.3g} {self.settings.unit}", budget))
-        laws = self.fit.laws
-        falling = min(float(laws.gamma[0, i]) for i in pair) > 1e-6
+        laws, falling = self.fit.laws, self.falls(pair)
         e, log_a = self._irreducible_law(pair)
         found: list[Prediction] = []
         for label, flops in places:
             x = math.log(flops / self.c0)
             value, interval, other = None, None, None
             if falling and (causes[0].p_value >= level or self.own_e):
-                one = self.fit.mixture(multiplier_contrast(laws, pair, np.array([x]), np.ones(1)))
-                value, interval = exp(float(one.mean[0])), exp_interval(_span(one, self.settings.confidence))
+                value, interval = self.multiplier_at(pair, x)
             if falling and causes[1].p_value >= level and not self.own_e:
                 gamma = float(laws.gamma[0, r])
                 above = float(laws.e[0]) + math.exp(float(laws.log_a[0, r]) - gamma * x) - e
@@ -473,3 +471,8 @@ def without_diverged_seeds(ladders: dict[str, Ladder]) -> tuple[dict[str, Ladder
 def _span(one: Mixture, confidence: float) -> Interval:
     low, high = one.interval(confidence)
     return float(low[0]), float(high[0])
+
+
+def _factor(one: Mixture, confidence: float) -> tuple[float, Interval]:
+    """The exponentials of a contrast of logarithms and of its interval."""
+    return exp(float(one.mean[0])), exp_interval(_span(one, confidence))

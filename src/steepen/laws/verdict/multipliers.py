@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from steepen.errors import require_one_of
+from steepen.laws.distributions import Interval, standard_error
 from steepen.laws.fits.compute_law import INTERPOLATIONS, ComputeFit, Interpolate
 from steepen.laws.ladder import Ladder
 from steepen.utils.arrays import Array
@@ -94,6 +95,14 @@ def interpolated_multipliers(
     return multipliers
 
 
+def both_cover(reference: Interval, flops: float, arm: Interval, needed: float) -> bool:
+    """Whether the reference's ladder covers the compute, and the arm's what it needs instead."""
+    slack = 1 + 1e-9
+    return all(
+        low / slack <= value <= high * slack for (low, high), value in ((reference, flops), (arm, needed))
+    )
+
+
 def fitted_multipliers(
     fit: ComputeFit, arm: str, flops: Array, *, extrapolate: bool = False, leads: bool = False
 ) -> list[Multiplier]:
@@ -113,14 +122,10 @@ def fitted_multipliers(
         slope = np.zeros(len(theta))
         slope[a_a], slope[a_r] = -1 / theta[g_a], 1 / theta[g_a]
         slope[g_r], slope[g_a] = -x / theta[g_a], needed / theta[g_a]
-        half_width = fit.quantile * math.sqrt(max(float(slope @ fit.covariance @ slope), 0.0))
+        half_width = fit.quantile * standard_error(slope, fit.covariance)
         log_m = x - needed
         arm_flops = fit.c0 * _exp(needed)
-        slack = 1 + 1e-9
-        inside = (
-            base.flops_range[0] / slack <= value <= base.flops_range[1] * slack
-            and other.flops_range[0] / slack <= arm_flops <= other.flops_range[1] * slack
-        )
+        inside = both_cover(base.flops_range, value, other.flops_range, arm_flops)
         if inside or extrapolate:
             low, high = _exp(log_m - half_width), _exp(log_m + half_width)
             method = f"fitted ({fit.settings.method})"
