@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +31,13 @@ from steepen.utils.arrays import Array, Mask
 
 Chain = Literal["gadre", "olmo", "paper", "direct"]
 CHAINS: tuple[Chain, ...] = ("gadre", "olmo", "paper", "direct")
+Link = Literal["gadre", "olmo", "paper"]
+LINK_PARAMETERS: dict[Link, int] = {"gadre": 3, "olmo": 4, "paper": 2}
+ITERATIONS = 1000  # an olmo curve without a bend in the data runs away slowly, towards an exponential
+TOLERANCE = 1e-10  # relative change of the sum of squares at convergence
 MIN_RUNS = 4  # of an arm, for its law of loss
 DRAWS = 200
+CONFIDENCE = 0.90
 
 
 @dataclass(frozen=True)
@@ -98,8 +103,6 @@ def forecast_table(
     *,
     targets: Sequence[float] = (),
     hold_out: Sequence[str] | None = None,
-    confidence: float = 0.90,
-    seed: int = 0,
 ) -> TaskForecasts:
     """Fit a chain to columns flops, loss, accuracy or error (and arm), check it on held-out runs, forecast.
 
@@ -114,8 +117,8 @@ def forecast_table(
     held = _held_out(rows, hold_out, table)
     if held.all():
         raise UsageError("every run is held out; nothing is left to fit.")
-    rng = np.random.default_rng(seed)
-    tail = (1 - confidence) / 2
+    rng = np.random.default_rng(0)
+    tail = (1 - CONFIDENCE) / 2
 
     def forecasts(fit: _Fit, at: Sequence[tuple[str, float, float | None]]) -> tuple[TaskForecast, ...]:
         found: list[TaskForecast] = []
@@ -136,8 +139,9 @@ def forecast_table(
     return TaskForecasts(
         chain=chain, by_loss=rows.flops is None, is_error=rows.is_error,
         runs={arm: whole.rows.arm.count(arm) for arm in dict.fromkeys(whole.rows.arm)},
-        laws={arm: (float(t[0]), float(t[1]), float(t[2])) for arm, t in whole.laws.items()}, c0=whole.c0,
-        link=tuple(map(float, whole.link)), residual_sd=whole.residual_sd, confidence=confidence,
+        laws={arm: (float(t[0]), float(t[1]), float(t[2])) for arm, (t, *_) in whole.laws.items()},
+        c0=whole.c0, link=tuple(map(float, whole.link.theta)) if whole.link else (),
+        residual_sd=whole.residual_sd, confidence=CONFIDENCE,
         hold_out=checked, targets=predicted,
     )  # fmt: skip
 
@@ -182,73 +186,89 @@ def _held_out(rows: _Rows, hold_out: Sequence[str] | None, table: Table) -> Mask
     return held_rows(hold_outs, arms, x)
 
 
+class _Step(NamedTuple):
+    """One step of a chain: its parameters, residuals of a further run, and refits to resampled residuals."""
+
+    theta: Array
+    residuals: Array
+    draws: Array
+
+    @classmethod
+    def fit(
+        cls, y: Array, run: NDArray[np.intp], rng: np.random.Generator,
+        fit: Callable[[Array, Array | None], Array], curve: Callable[[Array], Array],
+    ) -> _Step:  # fmt: skip
+        """Fit `y` by `fit` (sets of y, starting point → parameters), whose predictions are `curve`."""
+        theta = fit(y[None], None)[0]
+        predicted = curve(theta)
+        # Residuals of a fit are smaller than errors: by the parameters that it spent.
+        residuals = (y - predicted) * np.sqrt(len(y) / max(len(y) - len(theta), 1))
+        return cls(theta, residuals, fit(predicted + resample_residuals(residuals, run, DRAWS, rng), theta))
+
+
 class _Fit:
     """A chain fitted to some rows, with refits to resampled residuals of each step."""
 
     def __init__(self, rows: _Rows, chain: Chain, rng: np.random.Generator) -> None:
-        self.rows: _Rows = rows
-        self.chain: Chain = chain
-        self.laws: dict[str, Array] = {}
-        self.law_draws: dict[str, Array] = {}
-        self.law_residuals: dict[str, Array] = {}
+        self.rows, self.chain = rows, chain
         self.c0 = 1.0 if rows.flops is None else float(np.exp(np.log(rows.flops).mean()))
-        names = np.array(rows.arm)
         target = 1 - rows.accuracy if chain == "direct" else rows.loss
         assert target is not None
-        if rows.flops is not None:
-            for arm in dict.fromkeys(rows.arm):
-                own = names == arm
-                if own.sum() < MIN_RUNS:
-                    what = f"arm {arm!r}" if arm else "the table"
-                    raise UsageError(
-                        f"{what} has {own.sum()} runs to fit; its law needs at least {MIN_RUNS}."
-                    )
-                x, y = rows.flops[own], target[own]
-                self.laws[arm] = fit_irreducible_losses(x, y[None], self.c0, "mse")[0]
-                predicted = self._law(self.laws[arm], x)
-                self.law_residuals[arm] = (y - predicted) * np.sqrt(len(y) / max(len(y) - 3, 1))
-                drawn = predicted + resample_residuals(self.law_residuals[arm], rows.run[own], DRAWS, rng)
-                self.law_draws[arm] = fit_irreducible_losses(x, drawn, self.c0, "mse")
-        self.link: Array = np.array([])
-        if chain == "direct":
-            residuals = np.concatenate([self.law_residuals[arm] for arm in self.laws])
-            self.residual_sd = float(np.sqrt((residuals**2).mean()))
-            return
-        count = LINK_PARAMETERS[chain]
-        if len(target) <= count:
-            raise UsageError(f"the {chain} chain needs more than {count} runs; there are {len(target)}.")
-        self.link = fit_link(chain, target, rows.accuracy)
-        predicted = accuracy_at(chain, self.link, target)
-        self.link_residuals = (rows.accuracy - predicted) * np.sqrt(len(target) / (len(target) - count))
-        self.residual_sd = float(np.sqrt((self.link_residuals**2).mean()))
-        noise = resample_residuals(self.link_residuals, rows.run, DRAWS, rng)
-        self.link_draws = refit_link(chain, target, predicted + noise, self.link)
+        self.laws: dict[str, _Step] = {}
+        for arm in dict.fromkeys(rows.arm if rows.flops is not None else ()):
+            self.laws[arm] = self._fit_law(rows, target, arm, rng)
+        self.link = None if chain == "direct" else _fit_curve(chain, target, rows, rng)
+        steps = [self.link] if self.link else self.laws.values()
+        residuals = np.concatenate([step.residuals for step in steps])
+        self.residual_sd = float(np.sqrt((residuals**2).mean()))
+
+    def _fit_law(self, rows: _Rows, target: Array, arm: str, rng: np.random.Generator) -> _Step:
+        """The law of an arm's loss, or of its error, in compute."""
+        own = np.array(rows.arm) == arm
+        if own.sum() < MIN_RUNS:
+            what = f"arm {arm!r}" if arm else "the table"
+            raise UsageError(f"{what} has {own.sum()} runs to fit; its law needs at least {MIN_RUNS}.")
+        assert rows.flops is not None
+        x = rows.flops[own]
+        return _Step.fit(
+            target[own], rows.run[own], rng,
+            lambda y, _: fit_irreducible_losses(x, y, self.c0, "mse"), lambda theta: self._law(theta, x),
+        )  # fmt: skip
 
     def _law(self, theta: Array, flops: float | Array) -> Array:
         return np.asarray(theta[0] + np.exp(theta[1] - theta[2] * np.log(np.asarray(flops) / self.c0)))
 
     def predict(self, arm: str, at: float) -> float:
         """The accuracy at a compute (or loss)."""
-        value = self._law(self.laws[arm], at) if self.laws else np.asarray(at)
-        if self.chain == "direct":
+        value = self._law(self.laws[arm].theta, at) if self.laws else np.asarray(at)
+        if self.chain == "direct" or self.link is None:
             return float(1 - value)
-        return float(accuracy_at(self.chain, self.link, value)[0])
+        return float(accuracy_at(self.chain, self.link.theta, value)[0])
 
     def draw(self, arm: str, at: float, rng: np.random.Generator) -> Array:
         """Accuracies of a further run: refitted laws and links, and the scatter of the last step."""
         values = np.full(DRAWS, at)
         if self.laws:  # the run's own deviation from its law carries over to the second step
-            values = self._law(self.law_draws[arm].T, at) + rng.choice(self.law_residuals[arm], DRAWS)
-        if self.chain == "direct":
+            law = self.laws[arm]
+            values = self._law(law.draws.T, at) + rng.choice(law.residuals, DRAWS)
+        if self.chain == "direct" or self.link is None:
             return 1 - values
-        found = accuracy_at(self.chain, self.link_draws, values[:, None])[:, 0]
-        return found + rng.choice(self.link_residuals, DRAWS)
+        found = accuracy_at(self.chain, self.link.draws, values[:, None])[:, 0]
+        return found + rng.choice(self.link.residuals, DRAWS)
 
 
-Link = Literal["gadre", "olmo", "paper"]
-LINK_PARAMETERS: dict[Link, int] = {"gadre": 3, "olmo": 4, "paper": 2}
-ITERATIONS = 1000  # an olmo curve without a bend in the data runs away slowly, towards an exponential
-TOLERANCE = 1e-10  # relative change of the sum of squares at convergence
+def _fit_curve(link: Link, loss: Array, rows: _Rows, rng: np.random.Generator) -> _Step:
+    """The curve from loss to accuracy, shared by all arms."""
+    count = LINK_PARAMETERS[link]
+    if len(loss) <= count:
+        raise UsageError(f"the {link} chain needs more than {count} runs; there are {len(loss)}.")
+
+    def fit(accuracy: Array, start: Array | None) -> Array:
+        if start is None:
+            return fit_link(link, loss, accuracy[0])[None]
+        return refit_link(link, loss, accuracy, start)
+
+    return _Step.fit(rows.accuracy, rows.run, rng, fit, lambda theta: accuracy_at(link, theta, loss))
 
 
 def accuracy_at(link: Link, parameters: Array, loss: float | Array) -> Array:

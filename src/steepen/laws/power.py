@@ -201,9 +201,7 @@ def simulate_power(plan: LadderPlan, draws: int = 1000, seed: int = 0) -> Power:
         grown = p.growth(plan.rule.level)
         growth += grown.tolist()
         slopes.append(found.slope.mean)
-        direction = np.zeros(fit.cells.x.shape)
-        direction[1] = 1.0
-        slope, e = fit.with_error(slope_contrast(fit.laws, (0, 1)), direction)
+        slope, e = fit.causes((0, 1))
         tests = np.stack([e.p_value(), slope.p_value(), slope.mean, e.mean], axis=1)
         for p_exponent, p_irreducible, delta_gamma, delta_e in tests[grown == "grows"].tolist():
             causes.append(by_what(p_exponent, p_irreducible, delta_gamma, delta_e, plan.rule.level))
@@ -267,12 +265,9 @@ def _confounding_penalty(plan: LadderPlan) -> dict[DriftShape, float]:
 def predicted_power(plan: LadderPlan, target: Target) -> float:
     """Power of a t-test with known variances' standard error: fast, and an upper bound for the search."""
     fit = _known(plan)
-    contrast = slope_contrast(fit.laws, (0, 1))
-    one = fit.mixture(contrast)
+    one = fit.mixture(slope_contrast(fit.laws, (0, 1)))
     if target == "exponent" and plan.delta_gamma > 0:
-        direction = np.zeros(fit.cells.x.shape)
-        direction[1] = 1.0
-        one = fit.with_error(contrast, direction)[0]
+        one, _ = fit.causes((0, 1))
     spare = float((1 + plan.arms) * plan.rungs * plan.seeds - 3 - 2 * plan.arms)
     critical = float(t_quantile(1 - plan.rule.level / 2, np.array(spare)))
     return float(special.ndtr(abs(plan.delta_gamma) / float(one.error[0, 0]) - critical))

@@ -201,15 +201,8 @@ def fit_chinchilla(
             " than parameters."
         )
     start = grid_starts(problem, settings.starts_per_axis - 4 * looped)
-    theta, objective, reached = solve(problem, start)
     prior = settings.irreducible_loss
-    if prior is not None and prior.sd is not None:
-        # In units of the objective, a likelihood up to the noise it leaves: s² for squares, less for Huber.
-        for _ in range(3):
-            variance, _, inside = _noise(problem, theta)
-            unit = 0.5 * variance * inside if problem.huber is not None else variance
-            problem = replace(problem, e_penalty=(prior.mean, unit / prior.sd**2))
-            theta, objective, reached = solve(problem, np.vstack([theta, start[:: max(len(start) // 16, 1)]]))
+    problem, theta, objective, reached = _solve_with_prior(problem, start, prior)
     predicted = problem.predict(theta[None])[0]
     covariance = _covariance(problem, theta, cluster, df, prior)
     e, log_a, log_b, alpha, beta = (float(v) for v in theta[problem.index[:5, 0]])
@@ -228,6 +221,21 @@ def fit_chinchilla(
         flops_law=flops_law,
     )  # fmt: skip
     return replace(found, intervals=_intervals(found, covariance))
+
+
+def _solve_with_prior(
+    problem: SizeLawProblem, start: Array, prior: Prior | None
+) -> tuple[SizeLawProblem, Array, float, float]:
+    """Solve; with the penalty of a prior on E, whose weight depends on the noise that the fit leaves."""
+    theta, objective, reached = solve(problem, start)
+    if prior is not None and prior.sd is not None:
+        # In units of the objective, a likelihood up to the noise it leaves: s² for squares, less for Huber.
+        for _ in range(3):
+            variance, _, inside = _noise(problem, theta)
+            unit = 0.5 * variance * inside if problem.huber is not None else variance
+            problem = replace(problem, e_penalty=(prior.mean, unit / prior.sd**2))
+            theta, objective, reached = solve(problem, np.vstack([theta, start[:: max(len(start) // 16, 1)]]))
+    return problem, theta, objective, reached
 
 
 def build_problem(

@@ -147,14 +147,18 @@ class ComputeFit:
     degrees_of_freedom: float
     objective: float
     at_bound: tuple[str, ...] = ()
-    # Covariance of `theta`, for confidence bands; not in JSON.
+    # Covariance of (E, every log A, every γ), of the paper's method only; not in JSON.
     covariance: Array = field(default_factory=lambda: np.zeros((0, 0)), repr=False, compare=False)
 
-    @property
-    def theta(self) -> Array:
-        """(E, every log A, every γ) in the order of `arms`."""
-        laws = list(self.arms.values())
-        return np.array([laws[0].e.value, *(a.log_a.value for a in laws), *(a.gamma.value for a in laws)])
+    def variance(self, by: dict[str, tuple[float, float]], by_e: float = 0.0) -> float:
+        """The variance of what has these derivatives by E and by arms' log A and γ (the delta method)."""
+        names = list(self.arms)
+        gradient = np.zeros(1 + 2 * len(names))
+        gradient[0] = by_e
+        for arm, derivatives in by.items():
+            place = 1 + names.index(arm)
+            gradient[[place, place + len(names)]] = derivatives
+        return max(float(gradient @ self.covariance @ gradient), 0.0)
 
     @property
     def quantile(self) -> float:

@@ -263,7 +263,9 @@ class TableFit:
         fitted = np.einsum("bmri,bmi->bmr", model.own, step) + np.einsum("bmrg,bg->bmr", model.shared, common)
         coefficient = np.einsum("bmrs,bms->bmr", model.precision, fitted)
         freedom = model.freedom
-        if self.seeds is not None:  # Satterthwaite: which part of the variance is each bin's estimate
+        if self.seeds is not None:
+            # Satterthwaite: which part of the variance is each bin's estimate. A contrast that hangs on one
+            # rung has that bin's few degrees of freedom, an average over many rungs has nearly all.
             part = coefficient**2 * self.noise
             if model.paired and self.groups is not None:
                 part = part * (1 - model.paired * self.groups.any(axis=0))
@@ -367,8 +369,22 @@ class TableFit:
         logs = [model.log_weight for model in self.models]
         return _mixture(logs, changed), _mixture(logs, sizes)
 
+    def causes(self, arms: tuple[int, int]) -> tuple[Mixture, Mixture]:
+        """Δγ and ΔE of an arm, fitted together: an E of its own is an error that all its losses share."""
+        slope, (r, a) = slope_contrast(self.laws, arms), arms
+        if self.laws.own_e:
+            e = np.array([[0.0, 0.0, 1.0]])
+            delta = Contrast(arms, self.laws.e[:, a] - self.laws.e[:, r], -e, e)
+            return self.mixture(slope), self.mixture(delta)
+        direction = np.zeros(self.cells.x.shape)
+        direction[a] = self.cells.mask[a]
+        return self.with_error(slope, direction)
+
     def p_one_e(self) -> Array:
-        """p-value of one E for all arms against one for each, averaged over the noise models."""
+        """p-value of one E for all arms against one for each, averaged over the noise models.
+
+        A score test: whether the residuals of each arm pull an E of its own away from the common one.
+        """
         arms, sets = len(self.cells.x), len(self.loss)
         found = np.zeros(sets)
         for share, model in zip(self.weight, self.models, strict=True):

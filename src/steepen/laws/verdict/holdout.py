@@ -110,9 +110,7 @@ def forecast_loss(
     reducible = forecast - law.e.value
     x = math.log(flops / fit.c0)
     if fit.settings.method == "joint":
-        return forecast, math.sqrt(judge.law_variance(arm, x, reducible) + run_variance)
-    names = list(fit.arms)
-    a, g = 1 + names.index(arm), 1 + len(names) + names.index(arm)
-    gradient = np.zeros(len(fit.theta))
-    gradient[0], gradient[a], gradient[g] = 1.0, reducible, -x * reducible
-    return forecast, math.sqrt(max(float(gradient @ fit.covariance @ gradient), 0.0) + run_variance)
+        variance = judge.law_variance(arm, x, reducible)
+    else:
+        variance = fit.variance({arm: (reducible, -x * reducible)}, 1.0)
+    return forecast, math.sqrt(variance + run_variance)

@@ -55,6 +55,8 @@ from steepen.laws.verdict.questions import (
     p_values,
 )
 
+# Leaving out a good run makes the noise look smaller than it is, and answers too sure: levels are strict, and
+# enough must be left to test against.
 OUTLIER_LEVEL = 0.002  # of the test that a rung is off the law of the others, for the whole table
 DIVERGED_LEVEL = 1e-4  # of the test that the seeds of a rung scatter more than those of other arms
 MIN_SPARE = 4  # degrees of freedom that are left without the rung
@@ -187,6 +189,7 @@ class TableJudge:
 
     def law_variance(self, arm: str, x: float, reducible: float) -> float:
         """The variance of an arm's law at log compute x."""
+        # A contrast of value zero: how far the models' means differ is no variance of the printed law.
         gradient = np.array([[reducible, -x * reducible, *([1.0] if self.own_e else [])]])
         place = self.names.index(arm)
         one = Contrast((place, place), np.zeros(1), 0 * gradient, gradient, 0.0 if self.own_e else 1.0)
@@ -196,6 +199,7 @@ class TableJudge:
     def _given_e(self) -> list[list[Mixture]]:
         """For each arm: log A and γ if E were known, and E if the exponents were."""
         fit = self.fit
+        # A shared E without a spread is a known one.
         models = tuple(replace(model, spread=0 * model.spread) for model in fit.models)
         known = fit if self.own_e else replace(fit, models=models)
         found: list[list[Mixture]] = []
@@ -254,13 +258,17 @@ class TableJudge:
             span = self.range_of(pair)
             found = contrasts(self.fit, pair, *(span or (0.0, 0.0)))
             tested = p_values(found, self.rule)
-            asked.append(Asked(pair, span, found, tested, self._causes(pair), [level] * 3))
+            slope, e = self.fit.causes(pair)
+            asked.append(
+                Asked(pair, span, found, tested, (self._effect(e), self._effect(slope)), [level] * 3)
+            )
         judged = [one for one in asked if one.span is not None] if self.settings.adjust else []
 
         def share(question: int, among: list[Asked], p: list[float]) -> None:
             for one, own in zip(among, holm_levels(p, level), strict=True):
                 one.levels[question] = own
 
+        # The third question is asked only of arms whose gain grows, so only these share its level.
         share(0, judged, [float(min(one.tested.gain[0], one.tested.equivalent[0])) for one in judged])
         share(1, judged, [float(min(one.tested.slope[0], one.tested.constant[0])) for one in judged])
         growing = [one for one in judged if one.tested.growth(one.levels[1])[0] == "grows"]
@@ -272,19 +280,6 @@ class TableJudge:
         asked = self.ask(pairs)
         count = sum(one.span is not None for one in asked) if self.settings.adjust else 1
         return [self._verdict(one, count) for one in asked]
-
-    def _causes(self, pair: tuple[int, int]) -> tuple[Effect, Effect]:
-        """ΔE and Δγ of an arm, fitted together."""
-        r, a = pair
-        laws, slope_of = self.fit.laws, slope_contrast(self.fit.laws, pair)
-        if self.own_e:
-            e = np.array([[0.0, 0.0, 1.0]])
-            delta = self.fit.mixture(Contrast(pair, laws.e[:, a] - laws.e[:, r], -e, e))
-            return self._effect(delta), self._effect(self.fit.mixture(slope_of))
-        direction = np.zeros(self.fit.cells.x.shape)
-        direction[a] = self.fit.cells.mask[a]
-        slope, size = self.fit.with_error(slope_of, direction)
-        return self._effect(size), self._effect(slope)
 
     def _effect(self, one: Mixture) -> Effect:
         return Effect(float(one.mean[0]), _span(one, 1 - self.rule.level), float(one.p_value()[0]))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from steepen.errors import require_one_of
-from steepen.laws.distributions import Interval, standard_error
+from steepen.laws.distributions import Interval
 from steepen.laws.fits.compute_law import INTERPOLATIONS, ComputeFit, Interpolate
 from steepen.laws.ladder import Ladder
 from steepen.utils.arrays import Array
@@ -107,25 +107,19 @@ def fitted_multipliers(
     fit: ComputeFit, arm: str, flops: Array, *, extrapolate: bool = False, leads: bool = False
 ) -> list[Multiplier]:
     """Multipliers from the fitted laws at the reference's compute; beyond the ladders with `extrapolate`."""
-    names = list(fit.arms)
     base, other = fit.arms[fit.settings.reference], fit.arms[arm]
-    a_r, a_a = 1 + names.index(base.arm), 1 + names.index(arm)
-    g_r, g_a = a_r + len(names), a_a + len(names)
-    theta = fit.theta
+    steep = other.gamma.value
     multipliers: list[Multiplier] = []
-    if min(theta[g_a], theta[g_r]) < 1e-9:
+    if min(steep, base.gamma.value) < 1e-9:
         return multipliers  # a flat curve reaches no lower loss
     for value in flops.tolist():
         x = math.log(value / fit.c0)
-        needed = (theta[a_a] - theta[a_r] + theta[g_r] * x) / theta[g_a]
+        needed = (other.log_a.value - base.log_a.value + base.gamma.value * x) / steep
         # The shared E cancels, so only log A and γ contribute to the error.
-        slope = np.zeros(len(theta))
-        slope[a_a], slope[a_r] = -1 / theta[g_a], 1 / theta[g_a]
-        slope[g_r], slope[g_a] = -x / theta[g_a], needed / theta[g_a]
-        half_width = fit.quantile * standard_error(slope, fit.covariance)
+        by = {arm: (-1 / steep, needed / steep), base.arm: (1 / steep, -x / steep)}
+        half_width = fit.quantile * math.sqrt(fit.variance(by))
         log_m = x - needed
-        arm_flops = fit.c0 * _exp(needed)
-        inside = both_cover(base.flops_range, value, other.flops_range, arm_flops)
+        inside = both_cover(base.flops_range, value, other.flops_range, fit.c0 * _exp(needed))
         if inside or extrapolate:
             low, high = _exp(log_m - half_width), _exp(log_m + half_width)
             method = f"fitted ({fit.settings.method})"

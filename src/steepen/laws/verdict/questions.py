@@ -63,6 +63,8 @@ class DecisionRule:
 class Contrasts:
     """What the questions ask of one arm, for each table.
 
+    The gain is averaged because a single place would decide on the noise of its rungs.
+
     `gain` is the log multiplier averaged over the common range, `top` the one at its top; `slope` is Δγ, or
     with an E for each arm the mean slope of the log multiplier. `gain_of` and `slope_of` are contrasts.
     """
@@ -135,7 +137,8 @@ def by_what(
     """The answer to the third question, of an arm whose gain grows.
 
     `p_exponent` is that of an equal E, so a small one rejects that the exponent alone differs;
-    `p_irreducible` of an equal exponent. `delta_gamma` and `delta_e` are fitted together.
+    `p_irreducible` of an equal exponent. `delta_gamma` and `delta_e` are fitted together. A cause is named
+    where the data reject the other alone, and only if its own sign can make a gain grow.
     """
     if p_exponent >= level:
         return "exponent" if p_irreducible < level and delta_gamma > 0 else "either"
