@@ -27,6 +27,11 @@ def exp(value: float) -> float:
     return math.exp(min(max(value, -700.0), 700.0))
 
 
+def exp_or_infinity(value: float) -> float:
+    """The exponential, infinite where it would overflow: an end of an interval that is not known."""
+    return math.exp(value) if value < 700 else math.inf
+
+
 def exp_interval(interval: Interval) -> Interval:
     """The exponentials of an interval's ends."""
     return exp(interval[0]), exp(interval[1])
@@ -60,6 +65,24 @@ def t_interval(value: float, error: float, df: float, confidence: float) -> Inte
 def t_p_value(value: float, error: float, df: float) -> float:
     """Two-sided p-value of zero, of an estimate with a standard error."""
     return float(2 * special.stdtr(df, -abs(value) / max(error, 1e-300)))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference or factor with its interval and p-value (of zero, or of a factor of one)."""
+
+    value: float
+    interval: Interval
+    p: float
+
+    @classmethod
+    def of(cls, value: float, error: float, df: float, confidence: float) -> Difference:
+        """An estimate with a standard error."""
+        return cls(value, t_interval(value, error, df, confidence), t_p_value(value, error, df))
+
+    def factor(self) -> Difference:
+        """What a difference of logarithms is as a factor."""
+        return Difference(math.exp(self.value), exp_interval(self.interval), self.p)
 
 
 def f_p_value(statistic: Array, df_numerator: float, df_denominator: Array) -> Array:

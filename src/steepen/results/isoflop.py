@@ -15,7 +15,8 @@ from steepen.results.text import Block, Paragraph
 from steepen.utils.formatting import MISSING, compute_factor, format_flops, format_value, percent
 
 if TYPE_CHECKING:
-    from steepen.laws.fits.isoflop_comparison import BudgetComparison, Contrast, SweepComparison
+    from steepen.laws.distributions import Difference
+    from steepen.laws.fits.isoflop_comparison import BudgetComparison, SweepComparison
     from steepen.laws.isoflop_table import ArmSweeps, IsoflopTableFit, OptimumForecast
 
 
@@ -160,7 +161,7 @@ def comparison_sentence(found: IsoflopTableFit, arm: str) -> str:
 def budget_table(one: SweepComparison, x_name: str) -> Table:
     """A row for each common budget."""
 
-    def factor(contrast: Contrast | None) -> str:
+    def factor(contrast: Difference | None) -> str:
         if contrast is None:
             return MISSING
         return f"{contrast.value:.3g} ({contrast.interval[0]:.2f}–{contrast.interval[1]:.2f})"

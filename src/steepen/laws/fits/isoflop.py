@@ -16,7 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steepen.errors import UsageError
-from steepen.laws.distributions import Interval, required_noncentrality, t_interval, t_p_value, t_reach
+from steepen.laws.distributions import (
+    Interval,
+    exp_or_infinity,
+    required_noncentrality,
+    t_interval,
+    t_p_value,
+    t_reach,
+)
 from steepen.laws.fits.vertex import (
     MIN_POINTS,
     Parabola,
@@ -67,7 +74,7 @@ class PowerLawFit:
             self.level_error, away * self.standard_error
         )
         middle = math.log(self.predict(x))
-        return math.exp(middle - reach), math.exp(middle + reach) if middle + reach < 700 else math.inf
+        return math.exp(middle - reach), exp_or_infinity(middle + reach)
 
 
 def fit_power_law(x: Array, y: Array, confidence: float = 0.90) -> PowerLawFit:

@@ -14,29 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.distributions import (
-    ROUNDING_ERROR,
-    Interval,
-    exp_interval,
-    f_p_value,
-    t_interval,
-    t_p_value,
-)
+from steepen.laws.distributions import ROUNDING_ERROR, Difference, f_p_value
 from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit, budget_sweeps
 from steepen.laws.fits.vertex import Parabola, Vertex, choose_points
 from steepen.utils.arrays import Array
 
 SCATTER_LEVEL = 0.10  # of the test that multipliers scatter more about their trend than noise explains
 SAME_BUDGET = 0.05  # relative difference up to which budgets of two arms are the same
-
-
-@dataclass(frozen=True)
-class Contrast:
-    """A difference or factor with its interval and p-value (of zero, or of a factor of one)."""
-
-    value: float
-    interval: Interval
-    p: float
 
 
 @dataclass(frozen=True)
@@ -48,9 +32,9 @@ class BudgetComparison:
     """
 
     budget: float
-    optimum_ratio: Contrast
-    loss_difference: Contrast
-    multiplier: Contrast | None
+    optimum_ratio: Difference
+    loss_difference: Difference
+    multiplier: Difference | None
 
 
 @dataclass(frozen=True)
@@ -62,9 +46,9 @@ class SweepComparison:
     """
 
     budgets: tuple[BudgetComparison, ...]
-    multiplier: Contrast | None
-    growth: Contrast | None
-    exponent: Contrast | None
+    multiplier: Difference | None
+    growth: Difference | None
+    exponent: Difference | None
 
 
 def compare_sweeps(
@@ -108,15 +92,10 @@ class _Noise:
     freedom: float
     confidence: float
 
-    def contrast(self, value: float, variance: float, freedom: float | None = None) -> Contrast:
-        """A difference with this variance."""
-        error, df = math.sqrt(variance), self.freedom if freedom is None else freedom
-        return Contrast(value, t_interval(value, error, df, self.confidence), t_p_value(value, error, df))
-
-    def factor(self, value: float, variance: float, freedom: float | None = None) -> Contrast:
-        """A factor whose logarithm has this value and variance."""
-        found = self.contrast(value, variance, freedom)
-        return Contrast(math.exp(value), exp_interval(found.interval), found.p)
+    def difference(self, value: float, variance: float, freedom: float | None = None) -> Difference:
+        """An estimate with this variance."""
+        df = self.freedom if freedom is None else freedom
+        return Difference.of(value, math.sqrt(variance), df, self.confidence)
 
 
 @dataclass(frozen=True)
@@ -144,15 +123,16 @@ def _compare_optima(
         log_m = log_c - curve.compute_for(ours.log_loss, log_c)
         relative = loss_variance / (1.0 if log_loss else scale)
         log = log_c, log_m, relative / slope**2
-        multiplier = noise.factor(log_m, relative / slope**2)
-    ratios = (noise.factor if log_x else noise.contrast)(ratio, variance)
-    losses = noise.contrast(loss, loss_variance * (scale if log_loss else 1.0))
-    return BudgetComparison(ours.vertex.budget, ratios, losses, multiplier), log
+        multiplier = noise.difference(log_m, relative / slope**2).factor()
+    ratios = noise.difference(ratio, variance)
+    losses = noise.difference(loss, loss_variance * (scale if log_loss else 1.0))
+    found = ours.vertex.budget, ratios.factor() if log_x else ratios, losses, multiplier
+    return BudgetComparison(*found), log
 
 
 def _over_budgets(
     logs: Sequence[tuple[float, float, float]], noise: _Noise
-) -> tuple[Contrast, Contrast | None]:
+) -> tuple[Difference, Difference | None]:
     """The mean multiplier, and its growth per decade.
 
     Noise of the points is not all: a sweep's rates or batch may be off as a whole. Where the multipliers
@@ -167,18 +147,20 @@ def _over_budgets(
         excess = float((spread**2 / variance).sum()) / (len(c) - 2)
         if f_p_value(np.array(excess), len(c) - 2, np.array(float(freedom))) < SCATTER_LEVEL:
             variance, freedom = variance * excess, len(c) - 2.0
-        growth = noise.factor(math.log(10) * slope, math.log(10) ** 2 * float(weight**2 @ variance), freedom)
-    return noise.factor(float(log_m.mean()), float(variance.sum()) / len(c) ** 2, freedom), growth
+        growth_variance = math.log(10) ** 2 * float(weight**2 @ variance)
+        growth = noise.difference(math.log(10) * slope, growth_variance, freedom).factor()
+    mean = noise.difference(float(log_m.mean()), float(variance.sum()) / len(c) ** 2, freedom)
+    return mean.factor(), growth
 
 
-def _exponents(first: PowerLawFit | None, second: PowerLawFit | None, noise: _Noise) -> Contrast | None:
+def _exponents(first: PowerLawFit | None, second: PowerLawFit | None, noise: _Noise) -> Difference | None:
     """The difference of the exponents, with Welch's degrees of freedom: the laws' scatters may differ."""
     if first is None or second is None or min(first.degrees_of_freedom, second.degrees_of_freedom) <= 0:
         return None
     parts = [law.standard_error**2 for law in (first, second)]
     freedoms = [law.degrees_of_freedom for law in (first, second)]
     welch = sum(parts) ** 2 / max(sum(v**2 / f for v, f in zip(parts, freedoms, strict=True)), 1e-300)
-    return noise.contrast(second.exponent - first.exponent, sum(parts), welch)
+    return noise.difference(second.exponent - first.exponent, sum(parts), welch)
 
 
 def _optima(fit: IsoflopFit, data: tuple[Array, Array, Array]) -> tuple[list[_Optimum], float, int]:

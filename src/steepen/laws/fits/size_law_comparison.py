@@ -16,15 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.distributions import (
-    ROUNDING_ERROR,
-    Interval,
-    exp_interval,
-    f_p_value,
-    standard_error,
-    t_interval,
-    t_p_value,
-)
+from steepen.laws.distributions import ROUNDING_ERROR, Difference, Interval, f_p_value, standard_error
 from steepen.laws.fits.chinchilla import FIXED_SD, ChinchillaFit, ChinchillaLoss, FlopsLaw, build_problem
 from steepen.laws.fits.size_law_solver import (
     KINDS,
@@ -117,16 +109,15 @@ def compare_laws(reference: ArmRuns, arm: ArmRuns, budget: float | None = None) 
     def per_decade(theta: Array) -> float:
         return (fit.log_multiplier(theta, high) - fit.log_multiplier(theta, low)) / decades
 
-    growth, growth_interval, p_growth = fit.contrast(per_decade)
-    ratio, ratio_interval, p_ratio = fit.contrast(lambda theta: math.log(10) * theta[-1])
+    growth = fit.factor(per_decade)
+    ratio = fit.factor(lambda theta: math.log(10) * theta[-1])
     return LawComparison(
         multiplier=fit.multiplier(math.sqrt(low * high)),
         multipliers=tuple(fit.multiplier(c) for c in (low, high, *([] if budget is None else [budget]))),
-        growth=math.exp(growth), growth_interval=exp_interval(growth_interval), p_growth=p_growth,
-        ratio_effect=math.exp(ratio), ratio_effect_interval=exp_interval(ratio_interval),
-        p_ratio_effect=p_ratio, p_exponents=exponents.p_equal(("alpha", "beta")),
-        p_irreducible=irreducible.p_equal(("e",)), pairs=len(first) if paired else 0,
-        cells=len(reference.loss) + len(arm.loss), overlap=overlap,
+        growth=growth.value, growth_interval=growth.interval, p_growth=growth.p,
+        ratio_effect=ratio.value, ratio_effect_interval=ratio.interval, p_ratio_effect=ratio.p,
+        p_exponents=exponents.p_equal(("alpha", "beta")), p_irreducible=irreducible.p_equal(("e",)),
+        pairs=len(first) if paired else 0, cells=len(reference.loss) + len(arm.loss), overlap=overlap,
     )  # fmt: skip
 
 
@@ -235,11 +226,11 @@ class _PairFit:
 
     def multiplier(self, flops: float) -> Multiplier:
         """The multiplier at a compute, with its interval and p-value."""
-        value, interval, p = self.contrast(lambda theta: self.log_multiplier(theta, flops))
-        return Multiplier(flops, math.exp(value), exp_interval(interval), p)
+        found = self.factor(lambda theta: self.log_multiplier(theta, flops))
+        return Multiplier(flops, found.value, found.interval, found.p)
 
-    def contrast(self, of: Callable[[Array], float]) -> tuple[float, Interval, float]:
-        """A function of the constants, its t-interval by the delta method, and p of zero."""
+    def factor(self, of: Callable[[Array], float]) -> Difference:
+        """The exponential of a function of the constants, by the delta method."""
         value = float(of(self.theta))
         steps = 1e-4 * np.sqrt(np.maximum(np.diag(self.covariance), 1e-24))
         gradient = np.array(
@@ -247,7 +238,7 @@ class _PairFit:
         )
         error = standard_error(gradient, self.covariance)
         confidence = self.arms[0].fit.settings.confidence
-        return value, t_interval(value, error, self.df, confidence), t_p_value(value, error, self.df)
+        return Difference.of(value, error, self.df, confidence).factor()
 
 
 def _start(problem: SizeLawProblem, fits: tuple[ChinchillaFit, ChinchillaFit]) -> Array:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy import interpolate
 
 from steepen.errors import UsageError
-from steepen.laws.distributions import Interval, f_p_value, t_reach
+from steepen.laws.distributions import Interval, exp_or_infinity, f_p_value, t_reach
 from steepen.utils.arrays import Array
 
 VertexMethod = Literal["quadratic", "akima"]
@@ -146,7 +146,7 @@ def find_vertex(
         position, height = float(u[best]), float(v[best])
 
     def back(value: float) -> float:
-        return (math.exp(value) if value < 700 else math.inf) if log_x else value
+        return exp_or_infinity(value) if log_x else value
 
     return Vertex(
         budget, back(position), math.exp(height) if log_loss else height, interior,

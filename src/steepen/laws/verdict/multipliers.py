@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from steepen.errors import require_one_of
-from steepen.laws.distributions import Interval
+from steepen.laws.distributions import Interval, exp_or_infinity
 from steepen.laws.fits.compute_law import INTERPOLATIONS, ComputeFit, Interpolate
 from steepen.laws.ladder import Ladder
 from steepen.utils.arrays import Array
@@ -119,13 +119,9 @@ def fitted_multipliers(
         by = {arm: (-1 / steep, needed / steep), base.arm: (1 / steep, -x / steep)}
         half_width = fit.quantile * math.sqrt(fit.variance(by))
         log_m = x - needed
-        inside = both_cover(base.flops_range, value, other.flops_range, fit.c0 * _exp(needed))
+        inside = both_cover(base.flops_range, value, other.flops_range, fit.c0 * exp_or_infinity(needed))
         if inside or extrapolate:
-            low, high = _exp(log_m - half_width), _exp(log_m + half_width)
+            ends = (exp_or_infinity(log_m + part) for part in (0.0, -half_width, half_width))
             method = f"fitted ({fit.settings.method})"
-            multipliers.append(Multiplier(method, value, _exp(log_m), low, high, not inside, leads))
+            multipliers.append(Multiplier(method, value, *ends, extrapolated=not inside, leads=leads))
     return multipliers
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf
