@@ -210,7 +210,8 @@ class _Fit:
     """A chain fitted to some rows, with refits to resampled residuals of each step."""
 
     def __init__(self, rows: _Rows, chain: Chain, rng: np.random.Generator) -> None:
-        self.rows, self.chain = rows, chain
+        self.rows: _Rows = rows
+        self.chain: Chain = chain
         self.c0 = 1.0 if rows.flops is None else float(np.exp(np.log(rows.flops).mean()))
         target = 1 - rows.accuracy if chain == "direct" else rows.loss
         assert target is not None
