@@ -116,36 +116,16 @@ def fit_isoflop_table(
         raise UsageError(f"loss is {loss!r}; {least_squares}.")
     require_one_of("vertex", vertex, ("quadratic", "akima"))
     table, x_name = _with_x(table)
-    table.require([*(["arm"] if reference else []), "budget", "x", "loss"])
-    c, x, y = (table.numbers(name) for name in ("budget", "x", "loss"))
-    has_arms = table.has("arm", aliases=reference is not None)
-    names = np.array(table.names("arm") if has_arms else [""] * len(table))
-    arms = cast(list[str], list(dict.fromkeys(names.tolist())))
+    rows = _Rows.read(table, with_arms=reference is not None)
+    arms = cast(list[str], list(dict.fromkeys(rows.arm.tolist())))
     if reference is not None:
         require_reference(reference, arms)
-    # Two sizes may share an x (of tokens); a row that is there twice counts twice.
-    cells = list(zip(names.tolist(), c.tolist(), x.tolist(), y.tolist(), strict=True))
-    table.require_unique_rows(cells, f"budget, x and loss{' of an arm' * has_arms}")
-    held = held_rows(parse_hold_outs(hold_out, arms, table), names, c)
-    runs = None if (shared := table.training_runs()) is None else np.array(shared)
-
-    def fit(rows: Mask) -> IsoflopFit:
-        part = c[rows], x[rows], y[rows]
-        how: dict[str, Any] = {"log_loss": loss == "log-mse", "nearest": nearest, "confidence": confidence}
-        if runs is not None and vertex == "quadratic" and len(np.unique(runs[rows])) < int(rows.sum()):
-            return fit_isoflop_runs(*part, cast(list[str], runs[rows].tolist()), **how)
-        return fit_isoflop(*part, method=vertex, **how)
+    held = held_rows(parse_hold_outs(hold_out, arms, table), rows.arm, rows.budget)
+    how: dict[str, Any] = {"log_loss": loss == "log-mse", "nearest": nearest, "confidence": confidence}
 
     def fit_arm(arm: str) -> ArmSweeps:
-        used, out = (names == arm) & ~held, (names == arm) & held
-        if not used.any():
-            raise UsageError("every budget is held out; nothing is left to fit.")
-        one, at_budget, scored = fit(used), None, list[OptimumForecast]()
-        if one.law is not None and budget is not None:
-            at_budget = _forecast(one.law, budget)
-        if one.law is not None and out.any():
-            scored = [_forecast(one.law, v.budget, v.x) for v in fit(out).vertices]
-        return ArmSweeps(one, (c[used], x[used], y[used]), at_budget, tuple(scored))
+        own = rows.arm == arm
+        return _fit_arm(rows.take(own & ~held), rows.take(own & held), vertex, how, budget)
 
     warnings: list[str] = []
     found = fit_arms(arms, reference, fit_arm, warnings)
@@ -153,15 +133,68 @@ def fit_isoflop_table(
         raise UsageError("no arm has a sweep of three different x: " + "; ".join(warnings))
     comparisons: dict[str, SweepComparison] = {}
     if reference is not None:
-        base, others = found[reference], [arm for arm in found if arm != reference]
-
-        def compare(arm: str) -> SweepComparison:
-            return compare_sweeps((base.fit, found[arm].fit), (base.data, found[arm].data))
-
-        comparisons = compare_arms(others, compare, warnings, only=len(arms) == 2)
-    if comparisons and runs is not None and any("runs" in one.fit.settings for one in found.values()):
+        base = found[reference]
+        comparisons = compare_arms(
+            [arm for arm in found if arm != reference],
+            lambda arm: compare_sweeps((base.fit, found[arm].fit), (base.data, found[arm].data)),
+            warnings, only=len(arms) == 2,
+        )  # fmt: skip
+    if comparisons and any("runs" in one.fit.settings for one in found.values()):
         warnings.append("rows share training runs; comparisons treat them as independent")
     return IsoflopTableFit(found, x_name, reference, comparisons, tuple(warnings))
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """The columns of a table for this law; `arm` and `run` are names."""
+
+    arm: Any
+    budget: Array
+    x: Array
+    loss: Array
+    run: Any | None
+
+    @classmethod
+    def read(cls, table: Table, *, with_arms: bool) -> _Rows:
+        table.require([*(["arm"] if with_arms else []), "budget", "x", "loss"])
+        c, x, y = (table.numbers(name) for name in ("budget", "x", "loss"))
+        has_arms = table.has("arm", aliases=with_arms)
+        names = table.names("arm") if has_arms else [""] * len(table)
+        # Two sizes may share an x (of tokens); a row that is there twice counts twice.
+        cells = list(zip(names, c.tolist(), x.tolist(), y.tolist(), strict=True))
+        table.require_unique_rows(cells, f"budget, x and loss{' of an arm' * has_arms}")
+        runs = table.training_runs()
+        return cls(np.array(names), c, x, y, None if runs is None else np.array(runs))
+
+    def take(self, which: Mask) -> _Rows:
+        """Some of the rows."""
+        run = None if self.run is None else self.run[which]
+        return _Rows(self.arm[which], self.budget[which], self.x[which], self.loss[which], run)
+
+    @property
+    def columns(self) -> tuple[Array, Array, Array]:
+        """Budget, x and loss."""
+        return self.budget, self.x, self.loss
+
+    def fit(self, vertex: VertexMethod, how: dict[str, Any]) -> IsoflopFit:
+        """The optima and their law; with intervals over training runs where rows share them."""
+        if self.run is not None and vertex == "quadratic" and len(np.unique(self.run)) < len(self.run):
+            return fit_isoflop_runs(*self.columns, cast(list[str], self.run.tolist()), **how)
+        return fit_isoflop(*self.columns, method=vertex, **how)
+
+
+def _fit_arm(
+    used: _Rows, out: _Rows, vertex: VertexMethod, how: dict[str, Any], budget: float | None
+) -> ArmSweeps:
+    """The optima of one arm and their law, which forecasts that at a budget and those held out."""
+    if not len(used.x):
+        raise UsageError("every budget is held out; nothing is left to fit.")
+    fit, at_budget, scored = used.fit(vertex, how), None, list[OptimumForecast]()
+    if fit.law is not None and budget is not None:
+        at_budget = _forecast(fit.law, budget)
+    if fit.law is not None and len(out.x):
+        scored = [_forecast(fit.law, v.budget, v.x) for v in out.fit(vertex, how).vertices]
+    return ArmSweeps(fit, used.columns, at_budget, tuple(scored))
 
 
 def _forecast(law: PowerLawFit, budget: float, observed: float | None = None) -> OptimumForecast:

@@ -164,22 +164,7 @@ def fit_downstream(
     chosen = tuple(tasks if tasks is not None else next(iter(series.values())).nll)
     if not chosen:
         raise UsageError("no task is left to fit; loosen the filter.")
-    laws: dict[str, dict[str, TaskLaw]] = {}
-    for name, points in series.items():
-        if len(points.flops) < 4:
-            raise UsageError(
-                f"series '{name}' has {len(points.flops)} checkpoints; a task law needs at least 4."
-            )
-        for task in chosen:
-            if task not in points.nll or task not in points.centered:
-                known = ", ".join(points.nll)
-                raise UsageError(f"series '{name}' has no task '{task}'; its tasks are {known}.")
-        if residuals == "raw-nll":
-            laws[name] = {task: fit_task_law(points.flops, points.nll[task], c0) for task in chosen}
-            continue
-        losses = np.stack([np.asarray(points.nll[task], float) for task in chosen])
-        found = fit_irreducible_losses(np.asarray(points.flops, float), losses, c0, "huber", delta)
-        laws[name] = {task: TaskLaw(*theta) for task, theta in zip(chosen, found.tolist(), strict=True)}
+    laws = {name: _task_laws(name, points, chosen, c0, residuals, delta) for name, points in series.items()}
     sigmoids = {
         task: fit_sigmoid(
             np.concatenate([np.asarray(p.nll[task], float) for p in series.values()]),
@@ -201,6 +186,25 @@ def fit_downstream(
     r = score_ratio(mean, full)
     sigma = float(np.sqrt(((full - r * predicted) ** 2).sum() / max(len(full) - 1, 1)))
     return replace(fit, r=r, sigma=sigma)
+
+
+def _task_laws(
+    series: str, points: Checkpoints, tasks: Sequence[str], c0: float, residuals: TaskResiduals, delta: float
+) -> dict[str, TaskLaw]:
+    """The law of every task's NLL in a series."""
+    if len(points.flops) < 4:
+        raise UsageError(
+            f"series '{series}' has {len(points.flops)} checkpoints; a task law needs at least 4."
+        )
+    for task in tasks:
+        if task not in points.nll or task not in points.centered:
+            known = ", ".join(points.nll)
+            raise UsageError(f"series '{series}' has no task '{task}'; its tasks are {known}.")
+    if residuals == "raw-nll":
+        return {task: fit_task_law(points.flops, points.nll[task], c0) for task in tasks}
+    losses = np.stack([np.asarray(points.nll[task], float) for task in tasks])
+    found = fit_irreducible_losses(np.asarray(points.flops, float), losses, c0, "huber", delta)
+    return {task: TaskLaw(*theta) for task, theta in zip(tasks, found.tolist(), strict=True)}
 
 
 def score_ratio(mean: Array, score: Array) -> float:
