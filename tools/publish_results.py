@@ -6,8 +6,8 @@
 
 runs.csv has a row for every run: its study, its settings and its loss. The page (README.md of the folder) has
 the tables between the lines `<!-- results/NAME -->` and `<!-- end -->`: losses, laws and verdicts of the
-ladder, and every sweep. Names of machines and their paths are left out. `--shared N`: the runs that are added
-trained N at a time on one GPU, where their records do not say so.
+ladder and of growth along other axes, and every sweep. Names of machines and their paths are left out.
+`--shared N`: the runs that are added trained N at a time on one GPU, where their records do not say so.
 """
 
 from __future__ import annotations
@@ -24,15 +24,20 @@ from pathlib import Path
 from typing import Any
 
 from steepen import fit
+from steepen.evaluation.kl_depth import effective_depth
 from steepen.results.fit import ComputeResult
 from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory
 from steepen.studies.driver.journal import read_journals
 from steepen.utils.codec import to_builtins
 from steepen.utils.files import write_atomically
+from steepen.utils.formatting import counted
 from steepen.utils.json_io import with_checksum, write_json
 
-LADDER = "ladder"  # studies of this name are judged together
+LADDER = "ladder"  # studies whose names begin so are judged together
+AXES = "growth-axes"  # and these beside the ladder's arms that they are measured against
+AXES_REFERENCES = ("vanilla", "untied-grow")
+KL_NATS = (2, 1)  # the paper's threshold, and one that these runs, whose divergence peaks at 2 to 5, can show
 CLAIMS = (  # of the paper's section 4.2: what is compared with what, and the word for its gain
     ("the boundary operator raises the exponent", "operator-1", "vanilla", "grows"),
     ("growth raises the exponent: untied", "untied-grow", "untied-2", "grows"),
@@ -48,7 +53,8 @@ Row = Mapping[str, Any]
 
 def row_of(record: RunRecord, study: str, shared: int) -> dict[str, Any]:
     """A run as a row of runs.csv."""
-    spec = record.spec
+    spec, deep = record.spec, record.evaluation.get("kl_depth")
+    within = {nats: "" if deep is None else effective_depth(deep["curve"], nats)[0] for nats in KL_NATS}
     return {
         "study": study, "arm": spec.arm.name, "depth": spec.shape.depth, "seed": spec.seed,
         "parameters": record.parameters.initial_stored, "tokens": record.tokens, "flops": record.flops,
@@ -56,6 +62,7 @@ def row_of(record: RunRecord, study: str, shared: int) -> dict[str, Any]:
         "embedding_precision": spec.optimizer.embedding_precision, "data": spec.data.identity[:8],
         "seconds": round(record.seconds_training, 1),
         "runs_per_gpu": record.hardware.get("runs_per_gpu", shared), "run": record.run,
+        **{f"kl_depth_{nats}": depth for nats, depth in within.items()},
     }  # fmt: skip
 
 
@@ -84,7 +91,8 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 def as_csv(rows: Sequence[Row]) -> str:
     """Rows as CSV, by study, arm, depth and seed."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     order = ("study", "arm")
     numbers = ("depth", "seed", "learning_rate")
@@ -127,11 +135,10 @@ def verdict_table(rows: Sequence[Row], reference: str = "vanilla") -> str:
         gain = slope = "–"
         if row["delta_gamma"] is not None:
             gain = f"{row['multiplier']:.3f} ({row['multiplier_low']:.3f} to {row['multiplier_high']:.3f})"
-            low, high = row["delta_gamma_low"], row["delta_gamma_high"]
-            slope = f"{row['delta_gamma']:+.4f} ({low:+.4f} to {high:+.4f})"
+            slope = f"×{row['growth_per_decade']:.3f} (p = {row['p_growth']:.2g})"
         law = f"{row['gamma']:.4f} ({row['gamma_low']:.4f} to {row['gamma_high']:.4f})"
         lines.append([row["arm"], row["better"] or "–", gain, row["growth"] or "–", slope, law])
-    return markdown(["arm", "in range", "mean multiplier (95%)", "gain", "Δγ (95%)", "γ (90%)"], lines)
+    return markdown(["arm", "in range", "mean multiplier (95%)", "gain", "a decade", "γ (90%)"], lines)
 
 
 def claim_table(rows: Sequence[Row]) -> str:
@@ -171,9 +178,24 @@ def _gain(row: Mapping[str, Any]) -> str:
     return f"{row['growth']}: {row['multiplier']:.2f}×, ×{each:.3f} a decade (p = {row['p_growth']:.2g})"
 
 
+def kl_table(rows: Sequence[Row]) -> str:
+    """KL effective depth of the runs that it was measured for, at both thresholds, by arm and depth."""
+    measured = [row for row in rows if row["kl_depth_2"]]
+    depths = sorted({row["depth"] for row in measured}, key=int)
+    lines: list[list[str]] = []
+    for arm in dict.fromkeys(row["arm"] for row in measured):
+        own = {row["depth"]: row for row in measured if row["arm"] == arm}
+        found = {(nats, depth): own[depth][f"kl_depth_{nats}"] for nats in KL_NATS for depth in own}
+        lines.append([arm, *(found.get((nats, depth), "–") for nats in KL_NATS for depth in depths)])
+    lines.sort(key=lambda line: int(line[-1]) if line[-1] != "–" else 0)
+    header = (f"d{depth}, within {counted(nats, 'nat')}" for nats in KL_NATS for depth in depths)
+    return markdown(["arm", *header], lines)
+
+
 def sweep_table(rows: Sequence[Row]) -> str:
-    """Losses of a sweep by arm and depth, with the settings that vary within one arm and depth."""
+    """Losses of a sweep by arm and depth, the lowest first, each with the settings that are not the usual."""
     ignored = {"study", "parameters", "tokens", "flops", "loss", "data", "seconds", "runs_per_gpu", "run"}
+    ignored |= {f"kl_depth_{nats}" for nats in KL_NATS}
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["arm"], row["depth"]), []).append(row)
@@ -181,13 +203,15 @@ def sweep_table(rows: Sequence[Row]) -> str:
     for (arm, depth), own in groups.items():
         varied = [name for name in own[0] if name not in ignored and len({row[name] for row in own}) > 1]
         usual = {name: statistics.mode(row[name] for row in own) for name in varied}
+        cells: list[str] = []
         for row in sorted(own, key=lambda row: float(row["loss"])):
             rates_only = varied == ["learning_rate"]
             said = [
                 f"{name} {_short(row[name])}" for name in varied if rates_only or row[name] != usual[name]
             ]
-            lines.append([arm, depth, ", ".join(said) or "the recipe", f"{float(row['loss']):.4f}"])
-    return markdown(["arm", "depth", "what differs", "loss"], lines)
+            cells.append(f"{float(row['loss']):.4f} ({', '.join(said) or 'the recipe'})")
+        lines.append([arm, depth, "; ".join(cells)])
+    return markdown(["arm", "depth", "loss, and what differs"], lines)
 
 
 def _short(text: str) -> str:
@@ -209,9 +233,17 @@ def tables(folder: Path) -> str:
     if ladder:
         parts += [f"### The ladder: {len(ladder)} runs", loss_table(ladder), verdict_table(ladder)]
         parts += ["### The paper's claims", claim_table(ladder)]
+        if any(row["kl_depth_2"] for row in ladder):
+            parts += ["### KL effective depth", kl_table(ladder)]
+    axes = [row for row in rows if row["study"].startswith(AXES)]
+    if axes:
+        beside = [*axes, *(row for row in ladder if row["arm"] in AXES_REFERENCES)]
+        parts += [f"### Growth along other axes: {len(axes)} runs", loss_table(axes)]
+        for reference in AXES_REFERENCES:
+            parts += [f"Against {reference}:", verdict_table(beside, reference)]
     for name in dict.fromkeys(row["study"] for row in rows):
         own = [row for row in rows if row["study"] == name]
-        if not name.startswith(LADDER):
+        if not name.startswith((LADDER, AXES)):
             parts += [f"### `{name}`: {len(own)} runs", sweep_table(own)]
     return "\n\n".join(parts) + "\n"
 

@@ -156,7 +156,10 @@ def recheck(
     seeds: Sequence[int] = (0,),
     wide: bool = False,
 ) -> Study:
-    """Is the recipe's rate the best at these rungs? Ladder runs at 1/√2, 1 and √2 times it (`wide`: ½, 2 too)."""
+    """Is the recipe's rate the best at these rungs? Ladder runs at 1/√2, 1 and √2 times it.
+
+    `wide` tries ½ and 2 times it too.
+    """
     powers = (-2, -1, 0, 1, 2) if wide else (-1, 0, 1)
     plans: list[Plan] = []
     for arm, depth, run in _ladder(context, arms, rungs or context.preset.rungs[-1:]):
