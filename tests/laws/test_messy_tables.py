@@ -255,7 +255,7 @@ def test_several_data_sets_are_judged_by_themselves_in_one_call(
     for dataset in ("c4", "pile"):
         alone = fit(rows, where=f"dataset={dataset}", **options)
         assert both[dataset].to_dict() == alone.to_dict()
-    assert "tiny" in both.warnings()[0] and "tiny" not in both.results
+    assert "tiny" in both.page_content().warnings[0] and "tiny" not in both.results
     assert {row["dataset"] for row in both.to_rows()} == {"c4", "pile"}
     assert set(json.loads(both.to_json())["results"]) == {"c4", "pile"}
     again = fit(saved, by="dataset", **options)
@@ -282,8 +282,10 @@ def test_page_of_several_data_sets_names_them_and_keeps_the_colours_of_arms(tmp_
         keys = [line for line in text.splitlines() if 'class="legend"' in line]
         in_figures = {re.findall(r'class="key (k\d+)"(?:(?!class="key).)*?moe_8x', line)[0] for line in keys}
         assert shades == list(in_figures)
-    assert both.page_tables()[0].title.startswith("c4: ")
-    assert not any("by how much" in table.title for table in both.page_tables())  # those are the answers
+    assert both.page_content().tables[0].title.startswith("c4: ")
+    assert not any(
+        "by how much" in table.title for table in both.page_content().tables
+    )  # those are the answers
 
 
 def test_exit_code_tells_programs_what_is_undecided(

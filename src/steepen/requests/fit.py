@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from steepen.laws.ladder import Ladder
     from steepen.results.chinchilla import ChinchillaResult
     from steepen.results.isoflop import IsoflopResult
-    from steepen.studies.answer import StudyVerdict
+    from steepen.studies.answer import Answer
     from steepen.tables.table import Table as RunTable
 
     OneFit: TypeAlias = ComputeResult | ChinchillaResult | IsoflopResult
@@ -77,19 +77,22 @@ class FitsBy(Result):
         judged = self._each(lambda one: getattr(one, "verdicts", {}).items())
         return {f"{arm} ({value})": verdict for value, (arm, verdict) in judged}
 
-    def study_verdicts(self) -> Sequence[StudyVerdict]:
-        """The verdicts of all results, each with its value."""
-        return [replace(one, part=value) for value, one in self._each(methodcaller("study_verdicts"))]
-
-    def page_title(self) -> str:
-        """The first result's, and what the results are by."""
-        first = next(iter(self.results.values()))
-        return f"{first.page_title()} By {self.by}"
-
-    def page_tables(self) -> Sequence[Table]:
-        """The tables of every result under its value."""
-        tables = self._each(methodcaller("page_tables"))
-        return [replace(table, title=f"{value}: {table.title}") for value, table in tables]
+    def page_content(self) -> Answer:
+        """The pages of all results as one, each part under its value."""
+        own, pages = (
+            super().page_content(),
+            {value: one.page_content() for value, one in self.results.items()},
+        )
+        verdicts = [replace(one, part=value) for value, page in pages.items() for one in page.verdicts]
+        first = next(iter(pages.values()))
+        return replace(
+            own, question=f"{first.question} By {self.by}", findings=() if verdicts else own.findings,
+            verdicts=tuple(verdicts),
+            tables=tuple(replace(table, title=f"{value}: {table.title}")
+                         for value, page in pages.items() for table in page.tables),
+            warnings=(*self.left_out_parts, *(f"{value}: {line}" for value, page in pages.items()
+                                              for line in page.warnings)),
+        )  # fmt: skip
 
     @property
     def rows(self) -> Sequence[Any]:
@@ -110,11 +113,6 @@ class FitsBy(Result):
     def headline(self) -> str:
         """The headline of every result."""
         return "; ".join(f"{value}: {one.headline()}" for value, one in self.results.items())
-
-    def warnings(self) -> Sequence[str]:
-        """The warnings of all results, and the values that could not be fitted."""
-        lines = self._each(methodcaller("warnings"))
-        return [*self.left_out_parts, *(f"{value}: {line}" for value, line in lines)]
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON of every result by value."""

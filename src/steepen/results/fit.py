@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from steepen.errors import UsageError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from steepen.laws.verdict.evidence import Prediction, Verdict
     from steepen.laws.verdict.holdout import HeldOutLoss
     from steepen.laws.verdict.multipliers import Multiplier
-    from steepen.studies.answer import StudyVerdict
+    from steepen.studies.answer import Answer
 
 STYLES: dict[str, str] = {
     "better": "bold green",
@@ -93,10 +93,6 @@ class ComputeResult(Result):
                 found.append(PredictedLoss(arm, one, loss, *ends, beyond, fit.settings.confidence))
         return Predictions(tuple(found), unit)
 
-    def warnings(self) -> Sequence[str]:
-        """Warnings about the table and the fit."""
-        return self.analysis.warnings
-
     @property
     def verdicts(self) -> dict[str, Verdict]:
         """The verdict on each arm but the reference."""
@@ -121,20 +117,19 @@ class ComputeResult(Result):
             return f"compute law of {reference}: γ = {gamma:.4f}"
         return f"fit against {reference}: {verdict_words(self.verdicts)}"
 
-    def study_verdicts(self) -> Sequence[StudyVerdict]:
-        """The verdicts on all arms but the reference, as those of a study."""
+    def page_content(self) -> Answer:
+        """The verdicts in place of their sentences, and without the table that repeats them."""
         from steepen.studies.answer import StudyVerdict
 
-        return [StudyVerdict(verdict, arm) for arm, verdict in self.verdicts.items()]
-
-    def page_title(self) -> str:
-        """The three questions, which the page answers."""
-        return answer_title(self.analysis) if self.verdicts else self.headline()
-
-    def page_tables(self) -> Sequence[Table]:
-        """The tables, without the one that the page's answers repeat."""
-        repeated = answer_title(self.analysis) if self.verdicts and not self.analysis.pairs else None
-        return [table for table in super().page_tables() if table.title != repeated]
+        page = replace(super().page_content(), warnings=tuple(self.analysis.warnings))
+        if not self.verdicts:
+            return page
+        title = answer_title(self.analysis)
+        return replace(
+            page, question=title, findings=(),
+            verdicts=tuple(StudyVerdict(verdict, arm) for arm, verdict in self.verdicts.items()),
+            tables=tuple(one for one in page.tables if self.analysis.pairs or one.title != title),
+        )  # fmt: skip
 
     def left_out(self) -> tuple[str, ...]:
         """Comparisons with a reference, where there is one arm."""

@@ -21,7 +21,7 @@ from steepen.utils.formatting import counted
 
 if TYPE_CHECKING:
     from steepen.results.text import Block
-    from steepen.studies.answer import StudyVerdict
+    from steepen.studies.answer import Answer
     from steepen.tables.clean_table import Problem
 
 STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
@@ -191,6 +191,20 @@ class Result(ABC):
         save_panels(panels, Path(path), {**self.arm_titles, **chosen.titles}, chosen.size)
         return Path(path)
 
+    def page_content(self) -> Answer:
+        """What its page shows: sentences, figures and tables."""
+        from steepen.results.text import WIDTH, Lines, Paragraph
+        from steepen.studies.answer import Answer
+
+        blocks = list(self.blocks(WIDTH))
+        texts = (block.text for block in blocks if isinstance(block, Lines | Paragraph))
+        return Answer(
+            "fit", self.headline(), section="", values={},
+            findings=tuple(line for text in texts for line in text.splitlines() if line.strip()),
+            panels=tuple(self.panels()),
+            tables=tuple(block for block in blocks if isinstance(block, Table)),
+        )  # fmt: skip
+
     def write_report(self, path: str | Path, **options: Any) -> Path:
         """Write a page of HTML that needs nothing else: answers, problems of the table, figures and tables.
 
@@ -199,54 +213,21 @@ class Result(ABC):
         from steepen.report.figure_options import figure_options
         from steepen.report.load_studies import LoadedStudy
         from steepen.report.page import render_page
-        from steepen.results.text import WIDTH, Lines, Paragraph
-        from steepen.studies.answer import Answer
         from steepen.utils.files import write_atomically
 
         target, chosen = Path(path), figure_options(options)
         tables.check_report(target)
-        blocks = list(self.blocks(WIDTH))
-        verdicts = self.study_verdicts()
-        # Sentences of verdicts are on the page as verdicts.
-        texts = [
-            b.text for b in blocks if isinstance(b, Lines) or (isinstance(b, Paragraph) and not verdicts)
-        ]
-        problems = tuple((one.severity, one.place, one.what, one.done) for one in self.problems)
-        listed = [Table("Problems of the table", ("", "where", "what", "done"), problems)] if problems else []
-        count = sum(one.severity != "note" for one in self.problems)
-        caution = f"The table had {counted(count, 'problem')}; what was done is in its list of problems."
-        answer = Answer(
-            "fit",
-            self.page_title(),
-            section="",
-            findings=tuple(line for text in texts for line in text.splitlines() if line.strip()),
-            values={},
-            verdicts=tuple(verdicts),
-            panels=tuple(chosen.apply(self.panels())),
-            tables=(*listed, *self.page_tables()),
-            warnings=tuple(self.warnings()),
-            cautions=(caution,) if count else (),
-        )
-        write_atomically(target, render_page([LoadedStudy("", answer, {}, ())], titles=chosen.titles))
+        page = self.page_content()
+        page = replace(page, panels=tuple(chosen.apply(page.panels)))
+        if self.problems:
+            rows = tuple((one.severity, one.place, one.what, one.done) for one in self.problems)
+            listed = Table("Problems of the table", ("", "where", "what", "done"), rows)
+            page = replace(page, tables=(listed, *page.tables))
+        if count := sum(one.severity != "note" for one in self.problems):
+            caution = f"The table had {counted(count, 'problem')}; what was done is in its list of problems."
+            page = replace(page, cautions=(caution,))
+        write_atomically(target, render_page([LoadedStudy("", page, {}, ())], titles=chosen.titles))
         return target
-
-    def page_title(self) -> str:
-        """The heading of its page."""
-        return self.headline()
-
-    def page_tables(self) -> Sequence[Table]:
-        """The tables of its page, below the problems of the table of runs."""
-        from steepen.results.text import WIDTH
-
-        return [block for block in self.blocks(WIDTH) if isinstance(block, Table)]
-
-    def study_verdicts(self) -> Sequence[StudyVerdict]:
-        """Its verdicts as those of a study; none by default."""
-        return ()
-
-    def warnings(self) -> Sequence[str]:
-        """Warnings about the result, one sentence each."""
-        return ()
 
     def print(self) -> None:
         """Print the result to the terminal, in its width and with colours."""
