@@ -29,7 +29,7 @@ from steepen.report.draw_panel import (
     wrapped,
 )
 from steepen.report.figure_style import Format, figure_bytes, figure_style, new_figure
-from steepen.results.table import check_figure
+from steepen.results.table import check_ending
 from steepen.studies.answer import Panel, Series
 from steepen.utils.files import write_atomically
 
@@ -92,7 +92,7 @@ def save_panels(
     size: tuple[float, float] | None = None,
 ) -> None:
     """Write one figure of some panels, in the format of the file's name; `size` is in inches."""
-    check_figure(path)
+    check_ending(path, "figure")
     kind = cast("Format", path.suffix.lower().removeprefix("."))
     write_atomically(path, figure_files(panels, titles, (kind,), size)[kind])
 

@@ -39,7 +39,7 @@ from steepen.requests.request import (
     print_to_stderr,
     with_flags,
 )
-from steepen.results.table import WRITERS, check_figure, check_report, check_table
+from steepen.results.table import WRITERS, check_ending
 from steepen.utils.formatting import printable_output
 from steepen.utils.imports import code_from
 from steepen.utils.values import metavar, repeats
@@ -63,31 +63,34 @@ class Output:
     def of(words: Mapping[str, Any]) -> Output:
         """What the options say; a file name that no renderer writes is rejected before anything runs."""
         own = {name: value for name, value in words.items() if not name.startswith("figure_")}
-        for name, check in (("figure", check_figure), ("report", check_report)):
-            if name in own:
-                check(Path(own[name]))
-        for path in own.get("write_result", ()):
-            check_table(Path(path))
         drawn = {name.removeprefix("figure_"): words[name] for name in words.keys() - own.keys()}
-        return Output(**own, figure_options=drawn)
+        found = Output(**own, figure_options=drawn)
+        for what, file in found.files:
+            check_ending(Path(file), what)
+        return found
+
+    @property
+    def files(self) -> list[tuple[str, Path]]:
+        """The files to write, each with what it is: figure, table or report."""
+        tables = (("table", path) for path in self.write_result)
+        files = (("figure", self.figure), *tables, ("report", self.report))
+        return [(what, file) for what, file in files if file is not None]
 
     def show(self, kind: type[Request[Any]], result: Any) -> None:
         """Write the files of a result and print it; fails after that where the result says so."""
         print_notes(kind, result.notes)
-        if self.figure is not None:
-            result.save_figure(self.figure, **self.figure_options)
-        for path in self.write_result:
-            result.write_table(path)
-        if self.report is not None:
-            result.write_report(self.report, **self.figure_options)
+        for what, file in self.files:
+            if what == "table":
+                result.write_table(file)
+            else:
+                write = result.save_figure if what == "figure" else result.write_report
+                write(file, **self.figure_options)
         if self.json:
             print(result.to_json())
         else:
             result.print()
-            tables = (("table", path) for path in self.write_result)
-            for word, path in (("figure", self.figure), *tables, ("report", self.report)):
-                if path is not None:
-                    print(f"{word}: {path}")
+            for what, file in self.files:
+                print(f"{what}: {file}")
         if result.failure:
             raise SteepenError(result.failure)
 

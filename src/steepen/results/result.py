@@ -140,7 +140,7 @@ class Result(ABC):
         from steepen.utils.files import write_atomically
 
         target = Path(path)
-        tables.check_table(target)
+        tables.check_ending(target, "table")
         kind = target.suffix.lower()
         notes = "".join(f"% {line}\n" for line in self.legend()) if kind == ".tex" else ""
         if kind in tables.EVERY_COLUMN:
@@ -183,7 +183,7 @@ class Result(ABC):
         from steepen.report.figure import save_panels
         from steepen.report.figure_options import figure_options
 
-        tables.check_figure(Path(path))
+        tables.check_ending(Path(path), "figure")
         chosen = figure_options(options)
         panels = chosen.apply(self.panels())
         if not panels:
@@ -216,7 +216,7 @@ class Result(ABC):
         from steepen.utils.files import write_atomically
 
         target, chosen = Path(path), figure_options(options)
-        tables.check_report(target)
+        tables.check_ending(target, "report")
         page = self.page_content()
         page = replace(page, panels=tuple(chosen.apply(page.panels)))
         if self.problems:

@@ -15,7 +15,7 @@ import math
 import operator
 import re
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -209,30 +209,15 @@ def to_html(table: Table) -> str:
 # By the ending of a file's name. CSV gets every column and digit, the others what a page has room for.
 WRITERS: dict[str, Callable[[Table], str]] = {".tex": to_latex, ".csv": to_csv, ".md": to_markdown}
 EVERY_COLUMN = {".csv"}
-FIGURES = (".pdf", ".png", ".svg")
+# By what is written.
+ENDINGS = {"table": tuple(WRITERS), "figure": (".pdf", ".png", ".svg"), "report": (".html", ".htm")}
 
 
-def check_table(path: Path) -> None:
-    """Raise UsageError for a file of a kind that no table is written as."""
-    if path.suffix.lower() not in WRITERS:
-        raise UsageError(f"the table {path.name} must end in {_one_of(WRITERS)}.")
-
-
-def check_figure(path: Path) -> None:
-    """Raise UsageError for a file of a kind that no figure is written as."""
-    if path.suffix.lower() not in FIGURES:
-        raise UsageError(f"the figure {path.name} must end in {_one_of(FIGURES)}.")
-
-
-def check_report(path: Path) -> None:
-    """Raise UsageError for a file that is no page."""
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise UsageError(f"the report {path.name} must end in .html.")
-
-
-def _one_of(endings: Iterable[str]) -> str:
-    *first, last = endings
-    return f"{', '.join(first)} or {last}"
+def check_ending(path: Path, kind: str) -> None:
+    """Raise UsageError for a file that no table, figure or report (`kind`) is written as."""
+    if path.suffix.lower() not in ENDINGS[kind]:
+        *others, last = ENDINGS[kind]
+        raise UsageError(f"the {kind} {path.name} must end in {', '.join(others)} or {last}.")
 
 
 def _latex_row(values: Any) -> str:
