@@ -184,23 +184,21 @@ def family_panel(arms: Sequence[Arm], depth: int = 8) -> Panel:
     places: dict[tuple[str, bool], list[tuple[float, float]]] = {}
     operators: list[tuple[float, float]] = []
     for row, arm in enumerate(arms):
-        blocks = arm.shape(depth).allocation
-        x = 0.0
-
-        def add(stage: str, count: int, solid: bool = True, row: int = row) -> None:
-            nonlocal x
+        blocks, x = arm.shape(depth).allocation, 0.0
+        passes = range(1, arm.passes.final + 1) if blocks.core else ()
+        between = arm.core_boundary != "identity"
+        stages = [  # name, blocks, whether they are there from the start, whether an operator comes before
+            ("prelude", blocks.prelude, True, False),
+            *((f"core {1 if arm.tied else number}", blocks.core, number <= arm.passes.initial,
+               between and number > 1) for number in passes),
+            ("coda", blocks.coda, True, arm.coda_boundary != "identity"),
+        ]  # fmt: skip
+        for stage, count, solid, operator in stages:
+            if operator:
+                operators.append((x + 0.5, float(row)))
             if count:
                 places.setdefault((stage, solid), []).extend((x + i + 1, float(row)) for i in range(count))
             x += count
-
-        add("prelude", blocks.prelude)
-        for number in range(1, arm.passes.final + 1 if blocks.core else 1):
-            if number > 1 and arm.core_boundary != "identity":
-                operators.append((x + 0.5, float(row)))
-            add(f"core {1 if arm.tied else number}", blocks.core, number <= arm.passes.initial)
-        if arm.coda_boundary != "identity":
-            operators.append((x + 0.5, float(row)))
-        add("coda", blocks.coda)
     series: list[Series] = []
     order = {"prelude": 0, "coda": 2}
     for stage, solid in sorted(places, key=lambda one: (order.get(one[0], 1), one[0], not one[1])):

@@ -190,27 +190,28 @@ def _title(name: str, variant: str = "") -> str:
 def _fitting(table: Table, width: int) -> list[Table]:
     """The first rows of a table, split between columns to fit the width; each part has the first column."""
     rows = formatted_rows(table)[:MAX_ROWS]
-    styles: dict[str, str] = {}
+    columns = [Column(align="right" if right else "left") for right in right_columns(table)]
     if (place := table.arm_column) is not None:
         # Vanilla uses the terminal's default colour: black or white could be invisible.
-        styles = {_title(row[place]): f"bold {arm_colour(row[place]).dark}" for row in rows
-                  if arm_key(row[place]) != "vanilla"}  # fmt: skip
+        coloured = [row[place] for row in rows if arm_key(row[place]) != "vanilla"]
+        styles = {_title(arm): f"bold {arm_colour(arm).dark}" for arm in coloured}
+        columns[place] = replace(columns[place], styles=styles)
         rows = [[*row[:place], _title(row[place]), *row[place + 1 :]] for row in rows]
     # Two columns more than its longest cell: a space, and the place of a rule.
     wide = [max(map(cell_len, cells)) + 2 for cells in zip(table.columns, *rows, strict=True)]
-    parts: list[list[int]] = [[]]
-    for i in range(len(wide)):
+    parts = [[0]]
+    for i in range(1, len(wide)):
         if len(parts[-1]) > 1 and sum(wide[k] for k in parts[-1]) + wide[i] > width - 1:
             parts.append([0])
         parts[-1].append(i)
-    right = right_columns(table)
-    shown = [Column(align="right" if right[i] else "left", styles=styles if i == place else {})
-             for i in range(len(wide))]  # fmt: skip
-    return [
-        Table(table.title if not number else "", tuple(table.columns[i] for i in part),
-              tuple(tuple(row[i] for i in part) for row in rows), shown=tuple(shown[i] for i in part))
-        for number, part in enumerate(parts)
-    ]  # fmt: skip
+
+    def cut(part: list[int], title: str) -> Table:
+        def own(cells: Sequence[Any]) -> tuple[Any, ...]:
+            return tuple(cells[i] for i in part)
+
+        return Table(title, own(table.columns), tuple(map(own, rows)), shown=own(columns))
+
+    return [cut(part, "" if number else table.title) for number, part in enumerate(parts)]
 
 
 NOT_ENDED = ("running", "failed", "interrupted", "unknown")
