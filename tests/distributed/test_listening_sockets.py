@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import datetime
-import ipaddress
 import json
 import os
 import pickle
@@ -14,8 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ import yaml
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from fork_server import ForkedCommand, fork_ranks, fork_workers
+from listeners import Listener, descendants, listeners
 from ranks import free_port
 from steepen.data import Dataset
 from steepen.launch.worker import NODES_VARIABLE
@@ -33,53 +31,6 @@ from steepen.utils.json_io import read_json, write_json
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 MakeSpec = Callable[..., RunSpec]
 SECONDS = 180.0
-LISTEN = "0A"  # state of a TCP socket in /proc/net
-
-
-@dataclass(frozen=True)
-class Listener:
-    process: str
-    address: str
-    port: int
-
-    @property
-    def is_local(self) -> bool:
-        address = ipaddress.ip_address(self.address)
-        mapped = getattr(address, "ipv4_mapped", None)
-        return (mapped or address).is_loopback
-
-
-def descendants(process: int) -> Iterator[int]:
-    yield process
-    children: list[str] = []
-    for task in Path(f"/proc/{process}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # the thread has just ended
-            children += task.read_text().split()
-    for child in children:
-        yield from descendants(int(child))
-
-
-def listeners(process: int) -> set[Listener]:
-    """Sockets of a process and its descendants that accept TCP connections or UDP packets."""
-    owners: dict[str, str] = {}
-    for one in list(descendants(process)):
-        with contextlib.suppress(OSError):  # it has just ended
-            name = Path(f"/proc/{one}/comm").read_text().strip()
-            for link in list(Path(f"/proc/{one}/fd").iterdir()):
-                with contextlib.suppress(OSError):  # it was just closed
-                    if (target := str(link.readlink())).startswith("socket:["):
-                        owners[target[8:-1]] = name
-    found: set[Listener] = set()
-    for table in ("tcp", "tcp6", "udp", "udp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            open_udp = table.startswith("udp") and fields[2].endswith(":0000")  # not connected
-            if fields[9] in owners and (fields[3] == LISTEN or open_udp):
-                text, _, port = fields[1].partition(":")
-                words = [bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8)]
-                address = ipaddress.ip_address(b"".join(words))
-                found.add(Listener(owners[fields[9]], str(address), int(port, 16)))
-    return found
 
 
 @pytest.fixture
@@ -222,19 +173,16 @@ def small_preset(folder: Path) -> str:
 
 
 @pytest.mark.usefixtures("forking")
-@pytest.mark.parametrize("launcher", ["local", "ray"])
-def test_study_listens_on_loopback_only(launcher: str, tiny_data: Dataset, tmp_path: Path) -> None:
+def test_study_listens_on_loopback_only(tiny_data: Dataset, tmp_path: Path) -> None:
+    """Ray, which takes long to start: tests/launch/test_cluster_launchers.py."""
     words = ["study", "ladder", "--preset", small_preset(tmp_path), "--device", "cpu", "--jobs", "1"]
     words += ["--data", str(tiny_data.directory)]
-    more = ["--launcher", "ray"] if launcher == "ray" else ["--gpus-per-run", "2"]
     code, found, said = watch(
-        [*words, *more], tmp_path, stop=lambda _: [*tmp_path.glob("runs/*/record.json")]
+        [*words, "--gpus-per-run", "2"], tmp_path, stop=lambda _: [*tmp_path.glob("runs/*/record.json")]
     )
     assert list(tmp_path.glob("runs/*/record.json")), (code, said)
     assert found, said
     assert not [one for one in found if not one.is_local]
-    if launcher == "ray":
-        assert {"gcs_server", "raylet"} <= {one.process for one in found}
 
 
 @pytest.mark.usefixtures("forking")

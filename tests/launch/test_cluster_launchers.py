@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from listeners import listeners
 from steepen.data import Dataset
 from steepen.data.prepare import PrepareRequest, prepare
 from steepen.launch.base import LaunchContext, Outcome, make_launcher
@@ -96,9 +97,13 @@ def test_ray_gives_the_same_results_though_a_worker_is_killed(
     assert isinstance(launcher, RayLauncher)
     killer = Killer(context.store.run(specs[0]))
     killer.start()
+    before_ray = listeners(os.getpid())
     try:
         check(list(launcher.launch(specs)), expected)
         assert killer.killed
+        started = listeners(os.getpid()) - before_ray
+        assert {"gcs_server", "raylet"} <= {one.process for one in started}
+        assert not [one for one in started if not one.is_local]
         # Nothing finished is repeated, by whatever launcher.
         before = context.store.run(specs[1]).record_file.stat()
         (again,) = make_launcher("local", context, 1, []).launch([specs[1]])
