@@ -48,7 +48,9 @@ $(VENV)/.ready-dev: pyproject.toml constraints.txt requirements.txt requirements
 quickstart: setup
 	$(BIN)/python tools/quickstart.py $(PRESET)
 
-test: setup-dev lint types unit
+# Types beside the tests: they keep one core busy for half a minute.
+test: setup-dev lint
+	$(MAKE) --jobs=2 types unit
 
 lint: setup-dev
 	$(BIN)/ruff check .
@@ -57,8 +59,9 @@ lint: setup-dev
 types: setup-dev
 	$(BIN)/basedpyright
 
+# A worker begins with half of the tests, in their order, so that what tests of a package share is made once.
 unit: setup-dev
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # On a GPU machine, with what is installed there. The tests of ranks, launchers and kills fork processes, which CUDA does
 # not allow, or assume that there is no GPU: it is hidden from them.

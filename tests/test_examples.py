@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fork_server import fork_workers
 from steepen.data import Dataset
 from training_fixtures import tiny_data
 
@@ -34,6 +35,7 @@ def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
+    fork_workers(monkeypatch)
 
 
 def test_judge_a_table() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fork_server import fork_workers
 from run_fixtures import make_spec
 from steepen.data import Dataset
 from steepen.errors import Failure, UsageError
@@ -24,6 +25,12 @@ from steepen.requests.request import decode
 from steepen.runs.store import RunDirectory, RunStore
 from steepen.studies.driver.journal import Journal
 from steepen.utils.codec import to_builtins
+
+
+@pytest.fixture(autouse=True)
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that train are forked: torch is imported already (started: training/test_worker_process.py)."""
+    fork_workers(monkeypatch)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import steepen
+from fork_server import fork_workers
 from steepen.data.prepare import PrepareRequest, prepare
 from steepen.data.tokenize_source import TokenizationJob
 from steepen.report.serve import StudyPages
@@ -46,6 +47,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text = text.replace(before, after)
     (folder / "minute.yaml").write_text(text)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that train are forked: torch is imported already (started: training/test_worker_process.py)."""
+    fork_workers(monkeypatch)
 
 
 def test_help_lists_every_study_and_each_shows_its_own_options_only(
