@@ -51,13 +51,7 @@ class FigureOptions:
         from steepen.report.curves import styled_panel
 
         arms = list(dict.fromkeys(one.arm for panel in panels for one in panel.series if one.arm))
-        for name, given in (("labels", self.labels), ("colours", self.colours), ("order", self.order)):
-            unknown = next((arm for arm in given or () if arm not in arms), None)
-            if unknown is not None:
-                raise UsageError(
-                    f"the figure's {name} name {unknown!r}, which is no arm; did you mean "
-                    f"{nearest(unknown, arms)}?"
-                )
+        self._require_known(arms)
         ordered = [*self.order, *(arm for arm in arms if arm not in self.order)]
         chosen = {arm: own_colour(text) for arm, text in (self.colours or {}).items()}
         styles = {arm_key(arm): style for arm, style in arm_styles(ordered, chosen).items()}
@@ -69,6 +63,15 @@ class FigureOptions:
             styled_panel(replace(panel, series=tuple(sorted(panel.series, key=place))), styles)
             for panel in self.chosen(panels)
         ]
+
+    def _require_known(self, arms: Sequence[str]) -> None:
+        for name, given in (("labels", self.labels), ("colours", self.colours), ("order", self.order)):
+            unknown = next((arm for arm in given or () if arm not in arms), None)
+            if unknown is not None:
+                raise UsageError(
+                    f"the figure's {name} name {unknown!r}, which is no arm; did you mean "
+                    f"{nearest(unknown, arms)}?"
+                )
 
     def chosen(self, panels: Sequence[Panel]) -> list[Panel]:
         """The panels by number or by a word of their title; all of them where none is named."""

@@ -111,40 +111,53 @@ def _passes_panel(one: ArmChinchilla) -> Panel:
 def isoflop_panels(arms: Mapping[str, ArmSweeps], x_name: str) -> list[Panel]:
     """Every arm's sweeps with their parabolas; then the optima and losses of all arms against compute."""
     panels: list[Panel] = []
-    optima: list[Series] = []
-    losses: list[Series] = []
-    compute = Axis("compute budget (FLOPs)", "log")
     for arm, one in arms.items():
-        fit, (budget, x, loss) = one.fit, one.data
-        log_x, log_loss = fit.settings["log_x"], fit.settings["log_loss"]
-        sweeps: list[Series] = []
-        for vertex in fit.vertices:
-            own = np.abs(np.log(budget / vertex.budget)) <= fit.settings["tolerance"]
-            fields: dict[str, Any] = {"level": float(f"{vertex.budget:.2g}")}
-            label = f"{format_flops(vertex.budget, 2)} FLOPs"
-            sweeps.append(points(label, x[own], loss[own], **fields))
-            if vertex.method == "quadratic":
-                ends = float(x[own].min()), float(x[own].max())
-                sweeps += parabola(label, vertex, *ends, log_x=log_x, log_loss=log_loss, **fields)
-            sweeps.append(optimum_star(label, vertex, **fields))
-            name = arm or "optima"
-            if vertex.interior:
-                low, high = vertex.interval or (0.0, np.inf)
-                bars = {"low": (low,), "high": (high,)} if 0 < low < high < np.inf else {}
-                star: dict[str, Any] = {"role": "optimum", "marker": "star", "arm": arm}
-                optima.append(points(name, [vertex.budget], [vertex.x], (), **star, **bars))
-                losses.append(points(name, [vertex.budget], [vertex.loss], **star))
-            elif vertex.censored:
-                hollow: dict[str, Any] = {"role": "censored", "marker": "star", "filled": False, "arm": arm}
-                optima.append(points(name, [vertex.budget], [vertex.x], **hollow))
-        if fit.law:
-            budgets = [vertex.budget for vertex in fit.vertices]
-            grid = np.geomspace(min(budgets), max(budgets), 50)
-            law, detail = map(fit.law.predict, grid.tolist()), f"exponent {fit.law.exponent:.3f}"
-            optima.append(line(arm or "optima", grid, law, role="fit", detail=detail, arm=arm))
         title = f"{arm}: sweeps at fixed compute" if arm else "sweeps at fixed compute"
-        panels.append(Panel(title, Axis(x_name, "log"), Axis("loss"), tuple(sweeps), columns=2))
-    panels.append(Panel("Optima", compute, Axis(f"best {x_name}", "log"), tuple(optima), columns=2))
+        axes = Axis(x_name, "log"), Axis("loss")
+        panels.append(Panel(title, *axes, tuple(_parabolas(one)), columns=2))
+    compute = Axis("compute budget (FLOPs)", "log")
+    optima = tuple(series for arm, one in arms.items() for series in _optima(arm, one))
+    panels.append(Panel("Optima", compute, Axis(f"best {x_name}", "log"), optima, columns=2))
+    losses = tuple(
+        points(arm or "optima", [vertex.budget], [vertex.loss], role="optimum", marker="star", arm=arm)
+        for arm, one in arms.items()
+        for vertex in one.fit.vertices
+        if vertex.interior
+    )
     if losses:
-        panels.append(Panel("Loss at the optimum", compute, Axis("loss", "log"), tuple(losses), columns=2))
+        panels.append(Panel("Loss at the optimum", compute, Axis("loss", "log"), losses, columns=2))
     return panels
+
+
+def _parabolas(one: ArmSweeps) -> list[Series]:
+    """The runs of every sweep with its parabola and its optimum."""
+    settings, (budget, x, loss) = one.fit.settings, one.data
+    found: list[Series] = []
+    for vertex in one.fit.vertices:
+        own = np.abs(np.log(budget / vertex.budget)) <= settings["tolerance"]
+        level, label = float(f"{vertex.budget:.2g}"), f"{format_flops(vertex.budget, 2)} FLOPs"
+        found.append(points(label, x[own], loss[own], level=level))
+        if vertex.method == "quadratic":
+            logs = {name: settings[name] for name in ("log_x", "log_loss")}
+            found += parabola(label, vertex, float(x[own].min()), float(x[own].max()), **logs, level=level)
+        found.append(optimum_star(label, vertex, level=level))
+    return found
+
+
+def _optima(arm: str, one: ArmSweeps) -> list[Series]:
+    """The optimum of every sweep with its interval, hollow where it is censored, and their law."""
+    fit, name, found = one.fit, arm or "optima", list[Series]()
+    for vertex in fit.vertices:
+        star: dict[str, Any] = {"marker": "star", "arm": arm}
+        if vertex.interior:
+            low, high = vertex.interval or (0.0, np.inf)
+            bars = {"low": (low,), "high": (high,)} if 0 < low < high < np.inf else {}
+            found.append(points(name, [vertex.budget], [vertex.x], role="optimum", **star, **bars))
+        elif vertex.censored:
+            found.append(points(name, [vertex.budget], [vertex.x], role="censored", filled=False, **star))
+    if fit.law:
+        budgets = [vertex.budget for vertex in fit.vertices]
+        grid = np.geomspace(min(budgets), max(budgets), 50)
+        law, detail = map(fit.law.predict, grid.tolist()), f"exponent {fit.law.exponent:.3f}"
+        found.append(line(name, grid, law, role="fit", detail=detail, arm=arm))
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,28 +38,7 @@ def score_panels(scores: Mapping[str, Any], title: str = "") -> list[Panel]:
 def task_panel(core: Mapping[str, Any], title: str = "") -> Panel:
     """Centred accuracy of every task; bars span the seeds, and hollow ones are not in CORE17."""
     tasks = sorted(core["tasks"].items(), key=lambda pair: pair[1]["centered"])
-    series: list[Series] = []
-    for kind, name in KIND_NAMES.items():
-        for filled in (True, False):
-            rows = [
-                (place, label, task)
-                for place, (label, task) in enumerate(tasks)
-                if task["kind"] == kind and (label not in FILTERED_OUT) == filled
-            ]
-            if not rows:
-                continue
-            places, labels, own = zip(*rows, strict=True)
-            spans = [
-                [(seed["accuracy"] - task["baseline"]) / (1 - task["baseline"]) for seed in task["seeds"]]
-                or [task["centered"]]
-                for task in own
-            ]
-            bars = Series(
-                name, "bars", tuple(float(task["centered"]) for task in own), tuple(map(float, places)),
-                low=tuple(map(min, spans)), high=tuple(map(max, spans)), filled=filled,
-                note="" if filled else "not in CORE17", texts=labels,
-            )  # fmt: skip
-            series.append(bars)
+    series = [_task_bars(tasks, kind, filled) for kind in KIND_NAMES for filled in (True, False)]
     found = core.get("core22")
     score = f"mean {core['mean_centered']:.4f}" if found is None else f"CORE22 {found:.4f}"
     subset = "" if core.get("examples") is None else f", at most {core['examples']:,} examples per task"
@@ -67,9 +46,28 @@ def task_panel(core: Mapping[str, Any], title: str = "") -> Panel:
         f"{f'{title}: ' if title else ''}{score}{subset}",
         Axis("centred accuracy (0 = chance, 1 = perfect)"),
         Axis("", names=tuple(f"{label}, {task['shots']}-shot" for label, task in tasks)),
-        tuple(series),
+        tuple(bars for bars in series if bars.x),
         lines=(("x", 0.0, ""),),
     )
+
+
+def _task_bars(tasks: Sequence[tuple[str, Mapping[str, Any]]], kind: str, filled: bool) -> Series:
+    """The bars of the tasks of a kind that are in CORE17 (`filled`), or are not."""
+    rows = [
+        (float(place), label, task)
+        for place, (label, task) in enumerate(tasks)
+        if task["kind"] == kind and (label not in FILTERED_OUT) == filled
+    ]
+    spans = [
+        [(seed["accuracy"] - task["baseline"]) / (1 - task["baseline"]) for seed in task["seeds"]]
+        or [task["centered"]]
+        for _, _, task in rows
+    ]
+    return Series(
+        KIND_NAMES[kind], "bars", tuple(float(task["centered"]) for _, _, task in rows),
+        tuple(place for place, _, _ in rows), low=tuple(map(min, spans)), high=tuple(map(max, spans)),
+        filled=filled, note="" if filled else "not in CORE17", texts=tuple(label for _, label, _ in rows),
+    )  # fmt: skip
 
 
 def kl_depth_panel(name: str, depth: Mapping[str, Any]) -> Panel:
