@@ -117,17 +117,17 @@ def _plans(context: StudyContext, part: str) -> list[Plan]:
     grid = context.preset.grids.data_constrained
     last, few = grid.epochs[-1], sorted(grid.control_passes)
     if part == "grid":
-        plans = [_family_plans(context, *TIED, last, sorted(grid.passes), decay, {})
-                 for decay in sorted(grid.decays)]  # fmt: skip
+        decays = sorted(grid.decays)
+        families = [(*TIED, last, sorted(grid.passes), decay, {"part": part}) for decay in decays]
     elif part == "regimes":
-        plans = [_family_plans(context, *TIED, epochs, few, grid.decay, {}) for epochs in grid.epochs]
+        families = [(*TIED, epochs, few, grid.decay, {"part": part}) for epochs in grid.epochs]
     else:
-        plans = [
-            _family_plans(context, *family, last, few, grid.decay, {"control": name, "reference": reference})
+        families = [
+            (*family, last, few, grid.decay, {"part": part, "control": name, "reference": reference})
             for name, control in CONTROL_FAMILIES.items()
             for reference, family in ((False, control), (True, TIED))
         ]
-    return [(run, {"part": part, **values}) for family in plans for run, values in family]
+    return [plan for family in families for plan in _family_plans(context, *family)]
 
 
 def _family_plans(
@@ -150,7 +150,7 @@ def _family_plans(
         spec = context.spec(run, pool_tokens=pool, epochs=None if pool is None else epochs)
         flops = spec.tokens * context.flops_per_token(spec.arm, depth)
         varied = {"epochs": epochs, "decay": decay, "depth": depth, "passes": count, "flops": flops}
-        plans.append((spec, varied | values))
+        plans.append((spec, values | varied))
     return plans
 
 

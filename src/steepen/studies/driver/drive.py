@@ -147,20 +147,15 @@ class _BatchRunner:
     def run(self, specs: Sequence[RunSpec]) -> list[RunRecord | None]:
         """The records of a batch, in the order of its specs."""
         unique = {spec.hash: spec for spec in specs}  # parts of a study may ask for the same run
-        # The store is asked first, whatever the journal says: it is what survives a kill of this process.
         results: dict[str, RunRecord | None] = {}
         failed: list[Outcome] = []
         pending: list[RunSpec] = []
-        for name, spec in unique.items():
-            record = self.store.record(spec)
-            known = None if record is not None else self.store.run(spec).failure()
-            if record is not None:
-                results[name] = record
-            # Training is deterministic where the device allows it, so the failure is kept like a record.
-            elif known is not None and known[0] == "Diverged" and not self.retry_diverged:
-                self._add_outcome(Outcome(spec, failure=Failure(*known)), results, failed)
-            else:
+        for spec in unique.values():
+            known = self._known_outcome(spec)
+            if known is None:
                 pending.append(spec)
+            else:
+                self._add_outcome(known, results, failed)
         share(self.store, pending)
         self.progress.start_batch(list(unique.values()), pending, self.launcher.slots)
         count, before = len(pending), -1
@@ -183,6 +178,17 @@ class _BatchRunner:
         if pending:
             raise self._budget_reached(count, pending)
         return [results[spec.hash] for spec in specs]
+
+    def _known_outcome(self, spec: RunSpec) -> Outcome | None:
+        """What the store, which survives a kill of this process, has of a run; the journal is not asked."""
+        record = self.store.record(spec)
+        if record is not None:
+            return Outcome(spec, record)
+        failure = self.store.run(spec).failure()
+        if failure is not None and failure[0] == "Diverged" and not self.retry_diverged:
+            # Training is deterministic where the device allows it, so the failure is kept like a record.
+            return Outcome(spec, failure=Failure(*failure))
+        return None
 
     def _add_outcome(
         self, outcome: Outcome, results: dict[str, RunRecord | None], failed: list[Outcome]
