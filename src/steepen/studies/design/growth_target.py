@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -24,9 +23,6 @@ SECTION = "Appendix A.2.3, Choosing the Growth Target and Transition"
 COLUMNS = {"passes": "target", "kind": "kind", "FLOPs": "budget", "ρ": "rho", "loss": "loss", "run": "run"}
 LEVEL = 0.05  # probability of any wrong rejection of a tie
 MAX_CONTROL = 1.5  # compute of a control over the largest budget: dearer ones compare with nothing
-
-Option = TypeVar("Option", bound=Hashable)
-Block = TypeVar("Block", bound=Hashable)
 
 
 def growth_target(context: StudyContext, *, arms: Arms = ()) -> Study:
@@ -142,66 +138,54 @@ def _fixed(arm: Arm, passes: int) -> Arm:
 
 
 @dataclass(frozen=True)
-class Choice(Generic[Option]):
-    """The option with the lowest mean loss, and those that the runs cannot tell from it.
+class Choice:
+    """The target with the lowest mean loss, and those that the runs cannot tell from it.
 
-    `behind` is each other option's loss above the best one's, `errors` the standard errors of these
-    differences and `p_values` their p values, adjusted for the number of options; None without a degree of
-    freedom.
+    `behind` is each other target's loss above the best one's, `errors` the standard errors of these
+    differences; None without a degree of freedom.
     """
 
-    best: Option
-    ties: tuple[Option, ...]  # without the best itself
-    behind: dict[Option, float]
-    errors: dict[Option, float] | None
-    p_values: dict[Option, float] | None
-    degrees_of_freedom: int
-
-    @property
-    def decided(self) -> bool:
-        """Whether one option is better than all others."""
-        return not self.ties
+    best: int
+    ties: tuple[int, ...]  # without the best itself
+    behind: dict[int, float]
+    errors: dict[int, float] | None
 
 
-def choose(losses: Mapping[tuple[Option, Block], float], resolution: float) -> Choice[Option]:
-    """Compare options by their losses at (option, block), where every block adds a loss of its own.
+def choose(losses: Mapping[tuple[int, float], float], resolution: float) -> Choice:
+    """Compare targets by their losses at (target, budget), where every budget adds a loss of its own.
 
-    The scatter about option + block gives the error of a difference. An option ties with the best if its
-    difference is not significant; without a degree of freedom, if it is below `resolution`, the difference
-    that single runs are trusted to show.
+    The scatter about target + budget gives the error of a difference. A target ties with the best if its
+    difference is not significant, adjusted for the number of targets; without a degree of freedom, if it is
+    below `resolution`, the difference that single runs are trusted to show.
     """
     finite = {key: loss for key, loss in losses.items() if math.isfinite(loss)}
-    options = list(dict.fromkeys(option for option, _ in finite))
-    blocks = list(dict.fromkeys(block for _, block in finite))
-    design = np.zeros((len(finite), len(options) + len(blocks)))
-    for row, (option, block) in enumerate(finite):
-        design[row, options.index(option)] = 1.0
-        design[row, len(options) + blocks.index(block)] = 1.0
+    targets = list(dict.fromkeys(target for target, _ in finite))
+    budgets = list(dict.fromkeys(budget for _, budget in finite))
+    design = np.zeros((len(finite), len(targets) + len(budgets)))
+    for row, (target, budget) in enumerate(finite):
+        design[row, targets.index(target)] = 1.0
+        design[row, len(targets) + budgets.index(budget)] = 1.0
     y = np.array(list(finite.values()))
     inverse = np.asarray(np.linalg.pinv(design.T @ design), np.float64)
     effect = inverse @ design.T @ y
     free = len(y) - int(np.linalg.matrix_rank(design))
     residual = y - design @ effect
-    best = min(options, key=lambda option: float(effect[options.index(option)]))
-    place = options.index(best)
-    behind, errors, p_values = dict[Option, float](), dict[Option, float](), dict[Option, float]()
     variance = max(float(residual @ residual) / max(free, 1), (ROUNDING_ERROR * float(y.mean())) ** 2)
-    for i, option in enumerate(options):
-        if option == best:
+    place = int(np.argmin(effect[: len(targets)]))
+    best, ties, behind, errors = targets[place], list[int](), dict[int, float](), dict[int, float]()
+    for i, target in enumerate(targets):
+        if target == best:
             continue
         contrast = np.zeros(design.shape[1])
         contrast[i], contrast[place] = 1.0, -1.0
-        behind[option] = float(contrast @ effect)
-        errors[option] = math.sqrt(max(float(contrast @ inverse @ contrast) * variance, 1e-300))
+        difference = behind[target] = float(contrast @ effect)
+        error = errors[target] = math.sqrt(max(float(contrast @ inverse @ contrast) * variance, 1e-300))
         if free > 0:
-            p = t_p_value(behind[option], errors[option], free)
-            p_values[option] = min(1.0, p * (len(options) - 1))
-    ties = tuple(
-        option
-        for option, difference in behind.items()
-        if (p_values[option] >= LEVEL if free > 0 else difference < resolution)
-    )
-    return Choice(best, ties, behind, errors if free else None, p_values if free else None, free)
+            tied = t_p_value(difference, error, free) * (len(targets) - 1) >= LEVEL
+        else:
+            tied = difference < resolution
+        ties += [target] if tied else []
+    return Choice(best, tuple(ties), behind, errors if free else None)
 
 
 def _judge(draft: Draft, arm: Arm, grown: Cells, threshold: float) -> None:
@@ -223,7 +207,7 @@ def _judge(draft: Draft, arm: Arm, grown: Cells, threshold: float) -> None:
     where = "every budget" if count == len(budgets) else f"{count} of {len(budgets)} budgets"
     tied = " and ".join(map(str, sorted((choice.best, *choice.ties))))
     said = f"{to}{choice.best}{unit} has the lowest loss at {where}"
-    if not choice.decided:
+    if choice.ties:
         said = f"{to}{tied}{unit} is a tie; {choice.best} is lowest at {where}"
     draft.findings.append(f"{name}: {said}{_margin(choice)}.")
     draft.values |= {
@@ -232,7 +216,7 @@ def _judge(draft: Draft, arm: Arm, grown: Cells, threshold: float) -> None:
     }  # fmt: skip
 
 
-def _margin(choice: Choice[int]) -> str:
+def _margin(choice: Choice) -> str:
     """By how much the best target leads the next, with its error."""
     if not choice.behind:
         return ""

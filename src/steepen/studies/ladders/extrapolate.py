@@ -17,7 +17,7 @@ from steepen.studies.context import Arms, StudyContext, find_arms
 from steepen.studies.ladders import ladder_runs
 from steepen.studies.ladders import verdict_report as report
 from steepen.studies.ladders.ladder_runs import LadderSpec, MeasuredLadder
-from steepen.studies.plotting import line
+from steepen.studies.plotting import line, points
 from steepen.studies.scores.downstream import analyse_downstream
 from steepen.utils.formatting import format_flops
 
@@ -126,9 +126,10 @@ def _add_projection(
     inside, beyond = [m for m in curve if m.flops <= end], [m for m in curve if m.flops > end]
     fields: dict[str, Any] = {"arm": own.arm.name, "variant": own.variant}
     at = analysis.judge.multipliers(own.label, reference, compute * np.array(multiples), extrapolate=True)
-    star = report.multiplier_points(
-        own.label, at, role="extrapolated", note="projected", marker="star", **fields
-    )
+    star = points(
+        own.label, [m.flops for m in at], [m.value for m in at], role="extrapolated", note="projected",
+        marker="star", **fields,
+    )  # fmt: skip
     series = (
         report.multiplier_band(own.label, curve, fit.settings.confidence, role="fit", **fields),
         report.multiplier_line(own.label, inside, role="fit", **fields),

@@ -162,11 +162,6 @@ def ladder_panels(analysis: LadderAnalysis, measured: Sequence[MeasuredLadder]) 
     return [loss, reducible, replace(multipliers, lead=True), *grouped]
 
 
-def multiplier_points(name: str, found: Sequence[Multiplier], **fields: Any) -> Series:
-    """Multipliers against compute, as points."""
-    return points(name, [m.flops for m in found], [m.value for m in found], **fields)
-
-
 def multiplier_line(name: str, found: Sequence[Multiplier], **fields: Any) -> Series:
     """Multipliers against compute, as a line."""
     return line(name, [m.flops for m in found], [m.value for m in found], **fields)
@@ -180,38 +175,41 @@ def multiplier_band(name: str, found: Sequence[Multiplier], level: float, **fiel
 
 def multiplier_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]]) -> Panel:
     """Multipliers over the reference; `curves` are the fields of `Series` that give each arm its colour."""
-    axis = cost_axis(analysis.request.unit)
-    label, noun = axis.label, axis.noun
-    series: list[Series] = []
+    axis, reference = cost_axis(analysis.request.unit), analysis.request.reference
     level = analysis.request.confidence
+    series: list[Series] = []
     for name, found in analysis.multipliers.items():
-        curve, ordered = curves[name], sorted(found, key=lambda m: m.flops)
-        if interpolated := [m for m in ordered if m.method == "interpolated"]:
-            series += [
-                multiplier_points(name, interpolated, **curve),
-                multiplier_line(name, interpolated, **curve),
-            ]
-            series.append(multiplier_band(name, interpolated, level, **curve))
-        fitted = [m for m in ordered if m.leads]
-        inside = [m for m in fitted if not m.extrapolated]
-        beyond = inside[-1:] + [m for m in fitted if m.extrapolated and m not in inside[-1:]]
-        beyond.sort(key=lambda m: m.flops)
-        if inside:
-            series.append(multiplier_line(name, inside, role="fit", note="fitted", style="dotted", **curve))
-        if any(m.extrapolated for m in beyond):
-            series.append(multiplier_line(name, beyond, role="extrapolated", style="dashed", **curve))
-            series.append(multiplier_band(name, beyond, level, **curve))
-    reference = analysis.request.reference
+        series += _multiplier_curves(name, found, level, curves[name])
     return Panel(
-        f"{noun.capitalize()} multiplier over {reference}",
-        Axis(f"{label} of {reference}", "log"),
-        Axis(f"multiplier (× less {noun})", "log"),
+        f"{axis.noun.capitalize()} multiplier over {reference}",
+        Axis(f"{axis.label} of {reference}", "log"),
+        Axis(f"multiplier (× less {axis.noun})", "log"),
         tuple(series),
         lines=(("y", 1.0, reference),),
         caption="A flat curve means a better constant, a rising one a better exponent (or a lower "
-        "irreducible loss). Points interpolate between measurements, with "
-        f"{percent(analysis.request.confidence)} bands; dotted lines are the fitted laws.",
+        f"irreducible loss). Points interpolate between measurements, with {percent(level)} bands; dotted "
+        "lines are the fitted laws.",
     )
+
+
+def _multiplier_curves(
+    name: str, found: Sequence[Multiplier], level: float, curve: dict[str, Any]
+) -> list[Series]:
+    """What is interpolated as points with a band, what is fitted dotted, and dashed beyond the runs."""
+    ordered, series = sorted(found, key=lambda m: m.flops), list[Series]()
+    if interpolated := [m for m in ordered if m.method == "interpolated"]:
+        x, y = [m.flops for m in interpolated], [m.value for m in interpolated]
+        series += [points(name, x, y, **curve), line(name, x, y, **curve)]
+        series.append(multiplier_band(name, interpolated, level, **curve))
+    fitted = [m for m in ordered if m.leads]
+    inside, outside = ([m for m in fitted if m.extrapolated == out] for out in (False, True))
+    if inside:
+        series.append(multiplier_line(name, inside, role="fit", note="fitted", style="dotted", **curve))
+    if outside:
+        beyond = sorted([*inside[-1:], *outside], key=lambda m: m.flops)
+        series.append(multiplier_line(name, beyond, role="extrapolated", style="dashed", **curve))
+        series.append(multiplier_band(name, beyond, level, **curve))
+    return series
 
 
 def exponent_panel(
@@ -245,8 +243,8 @@ def recipes_table(measured: Sequence[MeasuredLadder]) -> Table:
     for one in measured:
         recipe, depths, rho = one.spec.recipe, one.spec.depths, one.spec.recipe.rho
         if one.spec.arm.passes.grows and rho is None:
-            shapes = {record.spec.shape.depth: record.spec.schedule for record in one.records}
-            found = [1 - (schedule.stages[1].start or 0.0) for schedule in shapes.values() if schedule.grows]
+            schedules = [record.spec.schedule for record in one.records if record.spec.schedule.grows]
+            found = [1 - (schedule.stages[1].start or 0.0) for schedule in schedules]
             rho = f"{min(found):.2f} to {max(found):.2f}" if found else None
         rules = ", ".join(f"{rule.hyperparameter} {rule.exponent:+g}" for rule in recipe.scaling)
         anchor = {"learning_rate": recipe.learning_rate_base or recipe.base.learning_rate}
