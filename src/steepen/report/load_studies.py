@@ -15,7 +15,8 @@ from steepen.laws.registered_forecasts import read_registered, score_registered
 from steepen.report.colours import ARM_TITLES, ArmStyles, arm_key, own_arm_styles
 from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory, read_samples
-from steepen.studies.answer import Answer, Table
+from steepen.studies.answer import Answer
+from steepen.studies.cells import table
 from steepen.studies.driver.journal import JOURNAL, Journal, find_study_folder, read_journals
 from steepen.utils.formatting import percent, printable, printable_values
 from steepen.utils.rows import grouped
@@ -83,23 +84,22 @@ def with_registered_forecasts(study: LoadedStudy, file: Path) -> LoadedStudy:
         name: make_ladder(name, *np.array([(r.flops, r.validation_loss) for r in runs], float).T)
         for name, runs in grouped(study.records, lambda record: record.arm).items()
     }
-    rows = [
-        (
-            one.registered.arm, one.registered.registered[:10], one.flops or one.registered.flops,
-            one.forecast or one.registered.forecast, *(one.interval or one.registered.interval), one.observed,
-            one.error, one.error_in_standard_errors,
-            "not measured yet" if one.inside is None else "inside" if one.inside else "outside",
-        )
-        for one in score_registered(forecasts, measured)
-    ]  # fmt: skip
-    columns = ("arm", "registered", "FLOPs", "forecast", "low", "high", "observed", "error",
-               "error (standard errors)", "result")  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    for one in score_registered(forecasts, measured):
+        low, high = one.interval or one.registered.interval
+        rows.append({
+            "arm": one.registered.arm, "registered": one.registered.registered[:10],
+            "FLOPs": one.flops or one.registered.flops, "forecast": one.forecast or one.registered.forecast,
+            "low": low, "high": high, "observed": one.observed, "error": one.error,
+            "error (standard errors)": one.error_in_standard_errors,
+            "result": {None: "not measured yet", True: "inside", False: "outside"}[one.inside],
+        })  # fmt: skip
     caption = (
         f"Forecast before the runs existed, from data with SHA-256 {forecasts[0].data_sha256[:12]}…; "
         f"intervals have {percent(forecasts[0].confidence)} confidence for one run."
     )
-    table = Table("Registered forecasts", columns, tuple(rows), caption, arm_column=0)
-    return replace(study, answer=replace(study.answer, tables=(table, *study.answer.tables)))
+    own = table("Registered forecasts", rows, caption)
+    return replace(study, answer=replace(study.answer, tables=(own, *study.answer.tables)))
 
 
 def arm_titles(studies: Sequence[LoadedStudy]) -> dict[str, str]:

@@ -25,12 +25,9 @@ from steepen.utils.files import read_text
 from steepen.utils.values import Depth, Fraction, Seed, Tokens
 from steepen.utils.yaml_io import load_yaml
 
-SWEPT = (
-    "learning_rate", "embedding_lr_multiplier", "head_lr_multiplier", "residual_multiplier",
-    "output_multiplier", "injection_weight", "weight_decay", "embedding_init_std", "init_scale",
-)  # fmt: skip
+SWEEPS = STUDIES["chain-tuning"].parts  # in the order of the authors' code
+SWEPT = tuple(name for name in SWEEPS if name not in ("schedule", "adam"))  # these vary several settings
 NAMES = tuple(one.name for one in fields(Hyperparameters))
-SWEEPS = (*SWEPT, "schedule", "adam")  # of chain tuning, in the order of the authors' code
 
 Depths: TypeAlias = Annotated[tuple[Depth, ...], Distinct(1, rising=True)]
 Passes: TypeAlias = Annotated[int, Range(1, 64)]
