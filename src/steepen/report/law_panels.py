@@ -152,7 +152,7 @@ def _optima(arm: str, one: ArmSweeps) -> list[Series]:
         if vertex.interior:
             low, high = vertex.interval or (0.0, np.inf)
             bars = {"low": (low,), "high": (high,)} if 0 < low < high < np.inf else {}
-            found.append(points(name, [vertex.budget], [vertex.x], role="optimum", **star, **bars))
+            found.append(points(name, [vertex.budget], [vertex.x], (), role="optimum", **star, **bars))
         elif vertex.censored:
             found.append(points(name, [vertex.budget], [vertex.x], role="censored", filled=False, **star))
     if fit.law:
