@@ -23,7 +23,7 @@ from steepen.optim.config import OptimizerConfig
 from steepen.recipe.flops import flops_per_token, recipe_parameters
 from steepen.recipe.recipe import PlannedRun, Recipe
 from steepen.recipe.recipe_choice import RecipeChoice
-from steepen.runs.spec import UNKNOWN_DATA, DataConfig, RunSpec, whole_validation_tokens
+from steepen.runs.spec import UNKNOWN_DATA, DataConfig, Pool, RunSpec, whole_validation_tokens
 from steepen.studies.driver.journal import preparing_data
 from steepen.studies.preset import Preset
 
@@ -158,17 +158,36 @@ class StudyContext:
         A `branch`, where the preset has them, sees all data and decays late: its first steps, which are then
         those of other token counts too, are trained once.
         """
+        pool = self.preset.pool
+        if branch and self.preset.branches is not None:
+            pool = "sample"
+            late = replace(planned.hyperparameters, warmdown_fraction=self.preset.branches)
+            planned = replace(planned, hyperparameters=late)
+        optimizer = optimizer or self.optimizer
+        if self.preset.embedding_precision != OptimizerConfig.embedding_precision:
+            optimizer = replace(optimizer, embedding_precision=self.preset.embedding_precision)
+        return RunSpec.from_plan(
+            planned,
+            self._data_of(planned, pool_tokens, epochs, pool),
+            seed=self.seed if seed is None else seed,
+            optimizer=optimizer,
+            lr_schedule=self.preset.lr_schedule,
+            options=self.preset.options,
+            precision=self.preset.precision,
+            validation_tokens=self.validation_tokens,
+        )
+
+    def _data_of(
+        self, planned: PlannedRun, pool_tokens: int | None, epochs: int | None, pool: Pool
+    ) -> DataConfig:
+        """What a run sees of the data, once if that suffices; raises UsageError if there is too little."""
         if pool_tokens is not None and pool_tokens > self.data.train_tokens:
             raise UsageError(
                 f"a pool of {pool_tokens:,} tokens is more than the {self.data.train_tokens:,} there are; "
                 "prepare more data, or choose a smaller preset."
             )
         times = self.epochs if epochs is None else epochs
-        data = DataConfig(self.data.identity, pool_tokens=pool_tokens, epochs=times, pool=self.preset.pool)
-        if branch and self.preset.branches is not None:
-            data = replace(data, pool="sample")
-            late = replace(planned.hyperparameters, warmdown_fraction=self.preset.branches)
-            planned = replace(planned, hyperparameters=late)
+        data = DataConfig(self.data.identity, pool_tokens=pool_tokens, epochs=times, pool=pool)
         sizes = (self.data.train_tokens, self.preset.context, planned.batch_tokens)
         steps = data.steps_per_epoch(*sizes)
         if planned.steps > data.max_steps(*sizes):
@@ -178,22 +197,8 @@ class StudyContext:
                 f"data has {steps * planned.batch_tokens:,}; prepare more (`steepen data prepare`), leave "
                 f"out the largest rungs (`rungs`){repeat}."
             )
-        # One epoch if it suffices, so that the hash of such a run does not depend on `self.epochs`.
-        if planned.steps <= steps and epochs is None:
-            data = replace(data, epochs=1)
-        optimizer = optimizer or self.optimizer
-        if self.preset.embedding_precision != OptimizerConfig.embedding_precision:
-            optimizer = replace(optimizer, embedding_precision=self.preset.embedding_precision)
-        return RunSpec.from_plan(
-            planned,
-            data,
-            seed=self.seed if seed is None else seed,
-            optimizer=optimizer,
-            lr_schedule=self.preset.lr_schedule,
-            options=self.preset.options,
-            precision=self.preset.precision,
-            validation_tokens=self.validation_tokens,
-        )
+        # Then the hash of such a run does not depend on `self.epochs`.
+        return replace(data, epochs=1) if planned.steps <= steps and epochs is None else data
 
     @property
     def validation_tokens(self) -> int:
