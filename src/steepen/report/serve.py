@@ -217,21 +217,21 @@ class StudyPages:
         words = words or ([] if self.only is None else [self.only])
         if not words:
             return self._cached("", (*known, *unreadable), object(), lambda: self._list(known, unreadable))
-        if words[0] in unreadable and len(words) <= 2:
-            return Reply(HTTPStatus.CONFLICT, unreadable[words[0]], TEXT, reload=True)
-        study = known.get(words[0])
-        preparing = self._preparing() if study is None and len(words) == 1 else []
-        if study is None and len(words) == 1 and words[0] in (*preparing, self.only):
-            text = PREPARING if words[0] in preparing else "It has no runs yet."
-            body = f"<h1>{html.escape(words[0])}</h1><p>{text}</p>"
-            return Reply(HTTPStatus.OK, _plain_page(words[0], body), reload=True)
-        what = words[1] if len(words) == 2 else ""
-        if study is None or len(words) > 2 or what not in ("", "report", "status.json"):
-            return Reply(HTTPStatus.NOT_FOUND, "There is no such page.", TEXT)
-        try:
-            return self._study(study, what)
-        except SteepenError as error:
-            return Reply(HTTPStatus.CONFLICT, str(error), TEXT)
+        name, *rest = words
+        study = known.get(name)
+        if name in unreadable and len(rest) <= 1:
+            return Reply(HTTPStatus.CONFLICT, unreadable[name], TEXT, reload=True)
+        if study is not None and rest in ([], ["report"], ["status.json"]):
+            try:
+                return self._study(study, "".join(rest))
+            except SteepenError as error:
+                return Reply(HTTPStatus.CONFLICT, str(error), TEXT)
+        preparing = study is None and name in self._preparing()
+        if study is None and not rest and (preparing or name == self.only):
+            text = PREPARING if preparing else "It has no runs yet."
+            body = f"<h1>{html.escape(name)}</h1><p>{text}</p>"
+            return Reply(HTTPStatus.OK, _plain_page(name, body), reload=True)
+        return Reply(HTTPStatus.NOT_FOUND, "There is no such page.", TEXT)
 
     def _cached(self, name: str, results: Any, progress: Any, make: Callable[[], Reply]) -> Reply:
         """The page of that name as it was made before, if what it shows has not changed since."""
