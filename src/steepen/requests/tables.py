@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
@@ -17,9 +14,6 @@ from steepen.utils.values import Pairs
 
 if TYPE_CHECKING:
     from steepen.tables.table import Table
-
-ACCEPTED = "a file, a pandas, polars or Arrow frame, a dict of columns, or a list of dicts"
-
 
 TABLE = HelpPanel("Table")  # panel of --help
 
@@ -136,6 +130,7 @@ def as_table(
     the dataframe interchange protocol), a dict of columns, a list of dicts, or `Runs`. `columns` maps our
     names to the data's own: `{"loss": "val_loss"}`. `where` keeps the rows that satisfy every condition.
     """
+    from steepen.tables.frames import columns_in_memory
     from steepen.tables.read_table import read_table
     from steepen.tables.table import table_from
 
@@ -144,7 +139,9 @@ def as_table(
         data, name = rows, str(data)
     if isinstance(data, str | Path):
         return read_table(data, columns=columns, where=where, at=at)
-    found = _columns(data)
+    if hasattr(data, "to_rows"):  # Runs, or another result of this package
+        data = data.to_rows()
+    found = columns_in_memory(data)
     if not found:
         raise UsageError(f"the {name} has no columns.")
     return table_from(found, name).rename(columns or {}).where(where)
@@ -159,52 +156,3 @@ def _own_runs(path: Path) -> list[dict[str, Any]] | None:
 
     store = RunStore(path)
     return [row for row in all_run_fields(store, store.rows()) if row["status"] == "finished"]
-
-
-def _columns(data: Any) -> dict[str, Sequence[Any]]:
-    if hasattr(data, "to_rows"):  # Runs, or another result of this package
-        data = data.to_rows()
-    if isinstance(data, Mapping):
-        return {str(key): list(values) for key, values in data.items()}
-    if isinstance(data, list | tuple):
-        wrong = next((row for row in data if not isinstance(row, Mapping)), None)
-        if wrong is not None:
-            raise UsageError(f"a list with a {type(wrong).__name__} is not a table of runs; give {ACCEPTED}.")
-        keys = dict.fromkeys(map(str, itertools.chain.from_iterable(data)))
-        return {key: [row.get(key) for row in data] for key in keys}
-    if callable(getattr(data, "to_pydict", None)):  # pyarrow
-        return _unique(data.column_names, data.to_pydict())
-    if hasattr(data, "columns") and hasattr(data, "__getitem__"):  # pandas, polars: iterates the values
-        names = list(map(str, data.columns))
-        _unique(names, {})
-        return {str(name): [_scalar(value) for value in data[name]] for name in data.columns}
-    arrow = _arrow(data)
-    if arrow is None:
-        raise UsageError(f"a {type(data).__name__} is not a table of runs; give {ACCEPTED}.")
-    return _unique(arrow.column_names, arrow.to_pydict())
-
-
-def _arrow(data: Any) -> Any:
-    """A pyarrow table from an object with the Arrow PyCapsule or the interchange protocol, else None."""
-    if hasattr(data, "__arrow_c_stream__"):
-        import pyarrow as pa
-
-        return pa.table(data)
-    if hasattr(data, "__dataframe__"):
-        return importlib.import_module("pyarrow.interchange").from_dataframe(data)
-    return None
-
-
-def _unique(names: Sequence[str], columns: dict[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-    repeated = sorted({name for name in names if list(names).count(name) > 1})
-    if repeated:
-        raise UsageError(f"the table names a column twice: {', '.join(repeated)}.")
-    return columns
-
-
-def _scalar(value: Any) -> Any:
-    """A Python value; NaN and the missing values of a frame are None."""
-    if value is None or type(value).__name__ in ("NAType", "NaTType"):
-        return None
-    value = value.item() if hasattr(value, "item") else value
-    return None if isinstance(value, float) and math.isnan(value) else value
