@@ -27,7 +27,7 @@ from steepen.evaluation.score_store import (
     check_tokenizer,
     save_scores,
     scores_directory,
-    writable_directory,
+    write_problem,
 )
 from steepen.evaluation.validation_loss import measure_test_time_passes, validate
 from steepen.training.device import rank_device
@@ -72,15 +72,17 @@ def evaluate(
             return Evaluation(checkpoint, {})
         check_record_update(checkpoint, update_record)
         check_tokenizer(checkpoint, dataset)
-        with writable_directory(scores_directory(checkpoint)) as (folder, problem):
-            try:
-                run = load(checkpoint, device=own, precision=precision)
-                scores = measure(run, dataset, options, folder=folder, quiet=quiet, world=world)
-            except KeyboardInterrupt as interrupt:
-                if options.core is not None and problem is None:
-                    interrupt.add_note("Finished tasks are saved; run the same command again to resume.")
-                raise
-            saved = save_scores(checkpoint, scores, update_record, folder=folder, problem=problem)
+        folder = scores_directory(checkpoint)
+        problem = write_problem(folder)
+        try:
+            run = load(checkpoint, device=own, precision=precision)
+            where = folder if problem is None else None
+            scores = measure(run, dataset, options, folder=where, quiet=quiet, world=world)
+        except KeyboardInterrupt as interrupt:
+            if options.core is not None and problem is None:
+                interrupt.add_note("Finished tasks are saved; run the same command again to resume.")
+            raise
+        saved = save_scores(checkpoint, scores, update_record, problem)
     if options.bundle is not None and options.bundle.altered_core:
         saved.notes.insert(
             0,

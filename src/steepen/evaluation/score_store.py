@@ -6,10 +6,7 @@ those of its last checkpoint. A smaller CORE evaluation never replaces a larger 
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 import tempfile
-from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -66,44 +63,31 @@ def check_record_update(checkpoint: RunCheckpoint, update_record: bool | None) -
         raise SteepenError(f"{checkpoint.run} has no record.json: finish the run first.")
 
 
-@contextlib.contextmanager
-def writable_directory(directory: Path) -> Generator[tuple[Path, str | None]]:
-    """Yield the directory, or, where it cannot be written, a temporary copy of it and the reason."""
+def write_problem(directory: Path) -> str | None:
+    """Why no file can be written into a directory, which is created; None if one can."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=directory).close()
     except OSError as error:
-        problem = error.strerror or str(error)
-    else:
-        yield directory, None
-        return
-    with tempfile.TemporaryDirectory(prefix="steepen-eval-") as name:
-        copy = Path(name) / "results"
-        if directory.is_dir():  # finished tasks need not be evaluated again
-            shutil.copytree(directory, copy)
-        yield copy, problem
+        return error.strerror or str(error)
+    return None
 
 
 def save_scores(
     checkpoint: RunCheckpoint,
     scores: dict[str, Any],
     update_record: bool | None,
-    *,
-    folder: Path | None = None,
     problem: str | None = None,
 ) -> Evaluation:
-    """Save scores in `folder` (default: the checkpoint's own) and, with `update_record`, in the run's record.
+    """Save scores beside the checkpoint and, with `update_record`, in the run's record.
 
     By default (None) only scores of the last checkpoint are added to it. Earlier scores that are
-    not measured now are kept, and so is a larger CORE evaluation. `problem` says why the checkpoint's own
-    folder could not be written.
+    not measured now are kept, and so is a larger CORE evaluation. `problem` says why nothing can be written
+    beside the checkpoint; the record may still be.
     """
-    folder = scores_directory(checkpoint) if folder is None else folder
     update_record = checkpoint.is_final if update_record is None else update_record
-    if problem is not None and "core" in scores:
-        scores["core"]["outcomes"] = None
     saved = Evaluation(checkpoint, scores)
-    file, record_file = folder / SCORES_FILE, RunDirectory(checkpoint.run).record_file
+    file, record_file = scores_directory(checkpoint) / SCORES_FILE, RunDirectory(checkpoint.run).record_file
     stored = {file: _valid_scores(_read_json(file))}
     if update_record:  # the record first: a note about it is the one to show
         stored = {record_file: _valid_scores(_read_json(record_file).get("evaluation")), **stored}
@@ -116,7 +100,12 @@ def save_scores(
             return saved
         scores = {**scores, "core": before["core"]}
     try:
-        saved.in_record = _write(checkpoint, file, scores, update_record)
+        if problem is None:
+            # The file first: a kill in between leaves the record as it was, and the next evaluation merges
+            # with the file. One that exists and cannot be read raises here: it must not be overwritten.
+            before = _valid_scores(_read_object(file)) if file.is_file() else {}
+            write_json(file, with_checksum(_merge(before, scores)))
+        saved.in_record = update_record and _update_record(checkpoint, scores)
     except OSError as error:
         problem = problem or error.strerror or str(error)
     if saved.in_record:
@@ -129,15 +118,9 @@ def save_scores(
     return saved
 
 
-def _write(checkpoint: RunCheckpoint, file: Path, scores: dict[str, Any], update_record: bool) -> bool:
-    """Write scores to `file` and into the run's record; returns whether the record has them."""
-    # The file first: a kill in between leaves the record as it was, and the next evaluation merges with the
-    # file. One that exists and cannot be read raises here: it must not be overwritten.
-    before = _valid_scores(_read_object(file)) if file.is_file() else {}
-    write_json(file, with_checksum(_merge(before, scores)))
+def _update_record(checkpoint: RunCheckpoint, scores: dict[str, Any]) -> bool:
+    """Merge scores into the run's record; returns whether there is one."""
     directory = RunDirectory(checkpoint.run)
-    if not update_record:
-        return False
     with directory.lock(wait=True):
         record = directory.record()
         if record is None:

@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from steepen.data.sources.hub_card import select_files
 from steepen.data.sources.readers import ReadOptions, estimate_text_bytes, read_documents
 from steepen.data.sources.source import Part, Source
 from steepen.errors import SteepenError, UsageError, shorten
+from steepen.utils.codec import from_builtins
 from steepen.utils.files import read_text, write_atomically
 from steepen.utils.json_io import canonical_json, read_json
 
@@ -214,10 +215,8 @@ def _pinned_listing(staging: Path, files: HubFiles) -> HubListing | None:
     if not path.is_file():
         return None
     try:
-        stored = cast("dict[str, Any]", read_json(path))
-        listed = tuple((str(name), int(size)) for name, size in stored.pop("files"))
-        listing = HubListing(files=listed, **stored)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        listing = from_builtins(HubListing, read_json(path), "the listing")
+    except (ValueError, UsageError) as error:
         raise SteepenError(f"{path} is damaged ({error}); use `restart` to begin again.") from None
     wanted = (files.repository, files.folder, files.split)
     return listing if (listing.repository, listing.folder, listing.split) == wanted else None
