@@ -106,9 +106,10 @@ class TokenStream:
         counts = [-(-shard.tokens // BLOCK_TOKENS) for shard in self._shards]
         self._first_blocks = np.cumsum([0, *counts])
         self._unchecked = np.ones(int(self._first_blocks[-1]), bool)
-        self._left = len(self._unchecked)
-        if len(sums) != self._left:
-            raise SteepenError(f"there are {len(sums):,} checksums for {self._left:,} blocks of tokens.")
+        if len(sums) != len(self._unchecked):
+            raise SteepenError(
+                f"there are {len(sums):,} checksums for {len(self._unchecked):,} blocks of tokens."
+            )
 
     def __len__(self) -> int:
         return self._offsets[-1]
@@ -142,7 +143,7 @@ class TokenStream:
             return
         content, changed = out.view(np.uint8), [0]
         for _ in range(MAX_READS):
-            if self._left:
+            if self._unchecked.any():
                 self._check(starts, lengths)
             used = self._copy(starts, lengths, content)
             changed = [shard for shard in used if self._has_changed(shard)]
@@ -174,9 +175,7 @@ class TokenStream:
         version = file_version((self._files.get(shard) or self._open(shard)).fileno())
         if version == self._versions.get(shard):
             return False
-        blocks = self._unchecked[self._first_blocks[shard] : self._first_blocks[shard + 1]]
-        self._left += int(np.count_nonzero(~blocks))
-        blocks[:] = True
+        self._unchecked[self._first_blocks[shard] : self._first_blocks[shard + 1]] = True
         self._versions[shard] = version
         return True
 
@@ -226,9 +225,7 @@ class TokenStream:
                     f"shard {path} was altered: its content does not match its checksum; check the data with "
                     f"`steepen data verify {path.parent}`, then restore it or prepare it again."
                 )
-            if self._unchecked[block]:
-                self._unchecked[block] = False
-                self._left -= 1
+            self._unchecked[block] = False
 
     def _blocks_at(self, positions: Int64s) -> Int64s:
         shards = np.searchsorted(self._starts, positions, side="right") - 1

@@ -97,28 +97,9 @@ def import_model(path: str | Path, runs: str | Path = "runs", out: str | Path | 
     tools/import_authors_checkpoint.py reads the checkpoints of the paper's authors.
     """
     path = Path(path)
-    if not path.exists():
-        raise UsageError(f"{path} does not exist.")
-    hugging_face = (path / CONFIG_FILE).is_file()
-    if hugging_face:
-        described: Any = read_object(path / CONFIG_FILE).get("steepen_run")
-    elif (path / DESCRIPTION_FILE).is_file():
-        described = read_object(path / DESCRIPTION_FILE)
-    else:
-        raise UsageError(
-            f"{path} cannot be imported: give a folder that `steepen export` wrote ({CONFIG_FILE} or "
-            f"{DESCRIPTION_FILE}, and safetensors); tools/import_authors_checkpoint.py reads a final.pt of "
-            "the paper's authors."
-        )
-    if not isinstance(described, Mapping) or cast("Any", described).get("format") != EXPORT_FORMAT:
-        raise UsageError(
-            f"{path} was not exported by steepen: its {CONFIG_FILE} does not describe a run; to score "
-            f"another model of transformers, use `steepen eval --hf`."
-        )
-    known = from_builtins(Description, dict(cast("Mapping[str, Any]", described)), f"{path}: run")
-    spec = known.spec
-    weights = read_folder(path)
-    if hugging_face:
+    known = _read_description(path)
+    spec, weights = known.spec, read_folder(path)
+    if (path / CONFIG_FILE).is_file():  # with the names of transformers
         network = build_network(spec, spec.network_after(known.step), known.stored_passes)
         weights = own_weights(weights, network)
     notes: list[str] = []
@@ -135,6 +116,28 @@ def import_model(path: str | Path, runs: str | Path = "runs", out: str | Path | 
         record=record,
     )  # fmt: skip
     return ImportedRun(directory, spec, tuple(notes))
+
+
+def _read_description(path: Path) -> Description:
+    """The description in an exported folder; raises for what steepen did not export."""
+    if not path.exists():
+        raise UsageError(f"{path} does not exist.")
+    if (path / CONFIG_FILE).is_file():
+        described: Any = read_object(path / CONFIG_FILE).get("steepen_run")
+    elif (path / DESCRIPTION_FILE).is_file():
+        described = read_object(path / DESCRIPTION_FILE)
+    else:
+        raise UsageError(
+            f"{path} cannot be imported: give a folder that `steepen export` wrote ({CONFIG_FILE} or "
+            f"{DESCRIPTION_FILE}, and safetensors); tools/import_authors_checkpoint.py reads a final.pt of "
+            "the paper's authors."
+        )
+    if not isinstance(described, Mapping) or cast("Any", described).get("format") != EXPORT_FORMAT:
+        raise UsageError(
+            f"{path} was not exported by steepen: its {CONFIG_FILE} does not describe a run; to score "
+            f"another model of transformers, use `steepen eval --hf`."
+        )
+    return from_builtins(Description, dict(cast("Mapping[str, Any]", described)), f"{path}: run")
 
 
 def _tokenizer(folder: Path, described: Mapping[str, str]) -> Tokenizer:
