@@ -225,9 +225,9 @@ class Tokenizer:
             show_progress=False,
         )
         trained.train_from_iterator(texts, trainer)
-        byte_of = {letter: bytes([value]) for value, letter in enumerate(bytes_to_unicode())}
+        letters = unicode_to_bytes()
         by_id = sorted(trained.get_vocab().items(), key=lambda item: item[1])
-        merged = [b"".join(byte_of[letter] for letter in token) for token, _ in by_id if len(token) > 1]
+        merged = [bytes(letters[letter] for letter in token) for token, _ in by_id if len(token) > 1]
         tokens = (*(bytes([byte]) for byte in range(BYTES)), *merged)
         if len(tokens) != size - 1:
             available = len(tokens) + 1
@@ -363,24 +363,26 @@ def _token_bytes(definition: Mapping[str, Any]) -> tuple[bytes, ...]:
     vocabulary = model["vocab"]
     ids = vocabulary if model["type"] == "BPE" else {piece: i for i, (piece, _) in enumerate(vocabulary)}
     parts = json.dumps([definition["decoder"], definition["pre_tokenizer"]])
-    byte_of = (
-        {letter: byte for byte, letter in enumerate(bytes_to_unicode())} if '"ByteLevel"' in parts else {}
-    )
+    letters = unicode_to_bytes() if '"ByteLevel"' in parts else {}
     added = {token["id"]: token for token in definition["added_tokens"]}
     largest = max([*ids.values(), *added])
     if largest > MAX_IDS:
         raise ValueError(f"it has the id {largest:,}, and at most {MAX_IDS:,} are accepted")
     tokens = [b""] * (1 + largest)
     for piece, number in ids.items():
-        if byte_of and all(letter in byte_of for letter in piece):
-            tokens[number] = bytes(byte_of[letter] for letter in piece)
-        elif model.get("byte_fallback") and re.fullmatch("<0x[0-9A-F]{2}>", piece):
-            tokens[number] = bytes([int(piece[3:5], 16)])
-        else:
-            tokens[number] = piece.replace("▁", " ").encode()
+        tokens[number] = _piece_bytes(piece, letters, bool(model.get("byte_fallback")))
     for number, token in added.items():
         tokens[number] = b"" if token["special"] else token["content"].encode()
     return tuple(tokens)
+
+
+def _piece_bytes(piece: str, letters: Mapping[str, int], fallback: bool) -> bytes:
+    """What a piece of a vocabulary spells: letters of bytes, a byte as <0x0A>, or text with ▁ for space."""
+    if letters and all(letter in letters for letter in piece):
+        return bytes(letters[letter] for letter in piece)
+    if fallback and re.fullmatch("<0x[0-9A-F]{2}>", piece):
+        return bytes([int(piece[3:5], 16)])
+    return piece.replace("▁", " ").encode()
 
 
 def check_trainable(size: int) -> None:
@@ -402,6 +404,11 @@ def bytes_to_unicode() -> list[str]:
     }
     spare = iter(range(BYTES, 2 * BYTES))
     return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(BYTES)]
+
+
+def unicode_to_bytes() -> dict[str, int]:
+    """The byte of each character of GPT-2's byte-level alphabet."""
+    return {letter: byte for byte, letter in enumerate(bytes_to_unicode())}
 
 
 def write_run_tokenizer(tokenizer: Tokenizer, file: Path) -> None:

@@ -16,6 +16,7 @@ from steepen.data.tokenizer import (
     Tokenizer,
     byte_level,
     bytes_to_unicode,
+    unicode_to_bytes,
 )
 from steepen.errors import SteepenError
 from steepen.utils.json_io import read_json
@@ -76,7 +77,7 @@ def _merges(tokenizer: Tokenizer, names: list[str]) -> list[tuple[str, str]]:
 
 def from_hugging_face(file: Path, description: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer that `hugging_face_tokenizer` wrote; `description` has its name, pattern and hash."""
-    byte_of = {letter: byte for byte, letter in enumerate(bytes_to_unicode())}
+    byte_of = unicode_to_bytes()
     try:
         definition = cast("dict[str, Any]", read_json(file))
         name, pattern, end = str(description["name"]), description["pattern"], description.get("end_of_text")

@@ -36,18 +36,23 @@ def select_files(paths: Iterable[str], card: str, repository: str, config: str, 
         patterns = _patterns(configs, repository, config, split)
         found = [path for path in readable if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)]
     else:
-        inside = [path for path in readable if not config or path.startswith(f"{config.strip('/')}/")]
-        found = [path for path in inside if _split_of(path) == split]
-        if config and not inside:
-            folders = sorted({path.rpartition("/")[0] for path in readable} - {""})
-            known = f"; the nearest folders are {nearest(config, folders)}" if folders else ""
-            raise UsageError(f"{repository} has no folder {config!r} with data{known}.")
+        found = [path for path in _in_folder(readable, repository, config) if _split_of(path) == split]
     if not found:
         raise UsageError(
             f"{repository} has no {', '.join(SUFFIXES[2:])} or .txt file of split {split!r}"
             f"{f' in {config}' if config else ''}; name another as hf:OWNER/NAME:CONFIG:SPLIT."
         )
     return found
+
+
+def _in_folder(paths: list[str], repository: str, folder: str) -> list[str]:
+    """The paths in a folder; all of them without one."""
+    inside = [path for path in paths if not folder or path.startswith(f"{folder.strip('/')}/")]
+    if folder and not inside:
+        folders = sorted({path.rpartition("/")[0] for path in paths} - {""})
+        known = f"; the nearest folders are {nearest(folder, folders)}" if folders else ""
+        raise UsageError(f"{repository} has no folder {folder!r} with data{known}.")
+    return inside
 
 
 def card_configs(card: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from steepen.evaluation.core.suite import AUTHORS, find_convention
 from steepen.utils.files import open_regular, write_atomically
 from steepen.utils.json_io import parse_json
 from steepen.utils.progress import StageProgressCallback
-from steepen.utils.rows import grouped
 from steepen.utils.threads import map_ahead
 
 PREFETCHED_JOBS = 3  # whose prompts are in memory, that which is scored included
@@ -103,9 +103,7 @@ def evaluate_core(
     options = options or CoreOptions()
     world = world or World()
     jobs = list(_jobs(bundle, options))
-    saved = {job.name: _saved(folder, job) for job in jobs}
-    saved = world.broadcast_object({name: own and list(map(vars, own)) for name, own in saved.items()})
-    found = {name: list(map(_outcome, values)) for name, values in saved.items() if values is not None}
+    found = _saved_jobs(folder, jobs, world)
     left = [job for job in jobs if job.name not in found]
     total, done = sum(job.work for job in jobs), sum(job.work for job in jobs if job.name in found)
     scorer = _JobScorer(network, tokenizer, options, passes, world)
@@ -119,18 +117,21 @@ def evaluate_core(
                     progress("CORE", before + job.work * fraction, total, detail=job.label)
 
             world.progress(number, job.label)
-            mine = scorer.score(job.task, *next(encoded), report)
-            parts = world.all_gather_objects(list(map(vars, mine)))
-            # Rank r has the examples r, r + ranks, …
-            values = sorted((value for part in parts for value in part), key=lambda value: value["index"])
-            found[job.name] = list(map(_outcome, values))
+            found[job.name] = _gather(scorer.score(job.task, *next(encoded), report), world)
             # Saved task by task, and whole: an evaluation that is stopped resumes with the next task.
             if world.is_main and folder is not None:
                 write_atomically(folder / job.name, "".join(map(_line, found[job.name])))
             done += job.work
-    by_task = grouped(jobs, lambda job: job.task.label).values()
+    by_task = [list(own) for _, own in groupby(jobs, lambda job: job.task.label)]
     scores = [TaskScore.of(own[0].task, {job.seed: found[job.name] for job in own}) for own in by_task]
     return SuiteScores(tuple(scores), options.chosen_seeds, options.convention)
+
+
+def _gather(mine: list[Outcome], world: World) -> list[Outcome]:
+    """The outcomes of all ranks in the order of the examples: rank r has the examples r, r + ranks, …"""
+    parts = world.all_gather_objects(list(map(vars, mine)))
+    values = sorted((value for part in parts for value in part), key=lambda value: value["index"])
+    return list(map(_outcome, values))
 
 
 def _outcome(value: dict[str, Any]) -> Outcome:
@@ -217,6 +218,13 @@ def _line(outcome: Outcome) -> str:
     """An outcome as a line of JSON, with a checksum of its other fields as the last one."""
     text = json.dumps(vars(outcome))
     return f'{text[:-1]}, "checksum": "{hashlib.sha256(text.encode()).hexdigest()[:16]}"}}\n'
+
+
+def _saved_jobs(folder: Path | None, jobs: list[_Job], world: World) -> dict[str, list[Outcome]]:
+    """The outcomes of finished jobs by name, as rank 0 reads them: ranks must agree on what is left."""
+    own = {job.name: _saved(folder, job) for job in jobs}
+    values = world.broadcast_object({name: one and list(map(vars, one)) for name, one in own.items()})
+    return {name: list(map(_outcome, found)) for name, found in values.items() if found is not None}
 
 
 def _saved(folder: Path | None, job: _Job) -> list[Outcome] | None:
