@@ -83,19 +83,25 @@ def evaluate(
                 interrupt.add_note("Finished tasks are saved; run the same command again to resume.")
             raise
         saved = save_scores(checkpoint, scores, update_record, problem)
-    if options.bundle is not None and options.bundle.altered_core:
-        saved.notes.insert(
-            0,
-            f"{options.bundle.directory} is not the published CORE bundle: its tasks have other examples or "
-            "settings, so these scores cannot be compared with published ones (`steepen eval fetch-core`).",
-        )
-    used = scores["kl_depth"]["tokens"] if options.kl_depth else None
-    if options.kl_depth_tokens is not None and used not in (None, options.kl_depth_tokens):
-        saved.notes.append(
-            f"`kl_depth_tokens` = {options.kl_depth_tokens:,}: {used:,} were used, the largest multiple of "
-            "the context that fits."
-        )
+    saved.notes[:0] = _notes(options, scores)
     return saved
+
+
+def _notes(options: ScoreOptions, scores: dict[str, Any]) -> list[str]:
+    """Where scores are not what was asked for, or cannot be compared with others."""
+    found: list[str] = []
+    if options.bundle is not None and options.bundle.altered_core:
+        found.append(
+            f"{options.bundle.directory} is not the published CORE bundle: its tasks have other examples or "
+            "settings, so these scores cannot be compared with published ones (`steepen eval fetch-core`)."
+        )
+    asked = options.kl_depth_tokens
+    if options.kl_depth and asked is not None and (used := scores["kl_depth"]["tokens"]) != asked:
+        found.append(
+            f"`kl_depth_tokens` = {asked:,}: {used:,} were used, the largest multiple of the context that "
+            "fits."
+        )
+    return found
 
 
 def measure(

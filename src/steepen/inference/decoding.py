@@ -1,4 +1,9 @@
-"""Continue token sequences with a network in memory: choose each next token, and turn tokens into text."""
+"""Continue token sequences with a network in memory: choose each next token, and turn tokens into text.
+
+The flow: `continue_text` encodes prompts and decodes what `continue_tokens` adds to them; each step is
+computed with a KV cache (`Decoder`) where the blocks take one, else from the whole text, and a `Chooser`
+picks its token.
+"""
 
 from __future__ import annotations
 

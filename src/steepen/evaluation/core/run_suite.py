@@ -1,4 +1,9 @@
-"""Evaluate CORE: every task and seed, each saved when finished, so that an evaluation can be resumed."""
+"""Evaluate CORE: every task and seed, each saved when finished, so that an evaluation can be resumed.
+
+The flow: a bundle's items (`bundle`) become prompts in tokens (`prompt_encoding`), prompts rows of a batch,
+whose losses the network gives (`scorer`); from these come outcomes of examples and scores of tasks
+(`results`).
+"""
 
 from __future__ import annotations
 
