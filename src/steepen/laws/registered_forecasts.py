@@ -210,7 +210,7 @@ def register_forecasts(
     if not found:
         raise UsageError(
             f"every arm already has a run at {format_flops(flops)} FLOPs, so there is nothing left to"
-            " forecast; choose another compute with --budget."
+            " forecast; choose another compute with `budget`."
         )
     _append(file, found)
     return found

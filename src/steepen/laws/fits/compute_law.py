@@ -215,29 +215,20 @@ def fit_paper(ladders: dict[str, Ladder], settings: AnalysisRequest) -> ComputeF
     low, high = t_interval(e, float(errors[0]), df, settings.confidence)
     e_estimate = Estimate(e, given, (max(0.0, low), high))
     arms: dict[str, ArmLaw] = {}
-    slope_in_e = np.zeros(1 + 2 * len(ladders))  # derivative of every parameter by E
-    slope_in_e[0] = 1.0
-    joint = np.zeros((len(slope_in_e), len(slope_in_e)))
+    by_e = np.zeros(1 + 2 * len(ladders))  # derivative of every parameter by E
+    by_e[0] = 1.0
+    joint = np.zeros((len(by_e), len(by_e)))
     for i, (name, ladder) in enumerate(ladders.items()):
-        value, inverse, sd, nu = _fit_log_log_line(ladder, c0, e, settings.noise)
-        error = np.sqrt(np.diag(inverse))
-        columns = [1 + len(ladders) + i, 1 + i]
+        value, given_e, sd, nu = _fit_log_log_line(ladder, c0, e, settings.noise)
         if name == settings.reference:
-            # E comes from the same runs as the line, so the free fit's errors are those of γ and A.
+            slope, rest, total, total_nu = _own_error_of_e(fit, df)
             if settings.reference_law == "free-fit":
-                value = np.array([fit.theta[2], fit.theta[1]])
-            total, total_nu = errors[[2, 1]], np.array([df, df], float)
-            slope_in_e[columns] = fit.covariance[0, [2, 1]] / max(fit.covariance[0, 0], 1e-300)
-            from_e = np.outer(slope_in_e[columns], slope_in_e[columns]) * fit.covariance[0, 0]
-            joint[np.ix_(columns, columns)] = fit.covariance[np.ix_([2, 1], [2, 1])] - from_e
+                value = fit.theta[[2, 1]]
         else:
-            # E comes from other runs than the line, so errors add; degrees of freedom by Satterthwaite.
-            slope = (value - _fit_log_log_line(ladder, c0, e - 1e-6)[0]) / 1e-6  # a step up may pass a loss
-            error_from_e = slope * errors[0]
-            slope_in_e[columns], joint[np.ix_(columns, columns)] = slope, inverse
-            total = np.sqrt(error**2 + error_from_e**2)
-            parts = error**4 / max(nu, 1e-9) + error_from_e**4 / max(df, 1e-9)
-            total_nu = np.where(parts > 0, total**4 / np.maximum(parts, 1e-300), nu)
+            slope, rest, total, total_nu = _error_of_e(value, given_e, nu, ladder, c0, fit, df)
+        columns = [1 + len(ladders) + i, 1 + i]
+        by_e[columns], joint[np.ix_(columns, columns)] = slope, rest
+        error = np.sqrt(np.diag(given_e))
         gamma, log_a = (
             Estimate(
                 float(value[k]),
@@ -247,10 +238,34 @@ def fit_paper(ladders: dict[str, Ladder], settings: AnalysisRequest) -> ComputeF
             for k in range(2)
         )
         arms[name] = ArmLaw(name, gamma, log_a, e_estimate, float(error[0]), sd, c0, flops_range(ladder))
-    joint += np.outer(slope_in_e, slope_in_e) * fit.covariance[0, 0]
+    joint += np.outer(by_e, by_e) * fit.covariance[0, 0]
     return ComputeFit(
         replace(settings, method="paper"), c0, arms, fit.sigma, float(df), fit.objective, fit.at_bound, joint
     )
+
+
+def _own_error_of_e(fit: IrreducibleLossFit, df: float) -> tuple[Array, Array, Array, Array]:
+    """The error of E in (γ, log A) of the reference, whose runs E comes from: the errors of the free fit.
+
+    Derivatives by E, covariance given E, and the standard errors of both together with degrees of freedom.
+    """
+    covariance = fit.covariance
+    slope = covariance[0, [2, 1]] / max(covariance[0, 0], 1e-300)
+    rest = covariance[np.ix_([2, 1], [2, 1])] - np.outer(slope, slope) * covariance[0, 0]
+    total = np.sqrt(np.maximum(np.diag(covariance), 0.0))[[2, 1]]
+    return slope, rest, total, np.array([df, df], float)
+
+
+def _error_of_e(
+    value: Array, given_e: Array, nu: float, ladder: Ladder, c0: float, fit: IrreducibleLossFit, df: float
+) -> tuple[Array, Array, Array, Array]:
+    """The same of another arm: E comes from other runs than its line, so errors add (Satterthwaite)."""
+    below = _fit_log_log_line(ladder, c0, float(fit.theta[0]) - 1e-6)[0]  # a step up may pass a loss
+    slope = (value - below) / 1e-6
+    error, from_e = np.sqrt(np.diag(given_e)), slope * math.sqrt(max(fit.covariance[0, 0], 0.0))
+    total = np.sqrt(error**2 + from_e**2)
+    parts = error**4 / max(nu, 1e-9) + from_e**4 / max(df, 1e-9)
+    return slope, given_e, total, np.where(parts > 0, total**4 / np.maximum(parts, 1e-300), nu)
 
 
 @dataclass(frozen=True, eq=False)
