@@ -285,13 +285,10 @@ def _sweep_e(judge: TableJudge, others: Sequence[str]) -> tuple[SweptE, ...]:
     """The first two answers at several values of E, each taken as known; arms share the level as ever."""
     if judge.own_e or judge.fit.e_at_bound.any() or not others or len(others) > 50:
         return ()
-    models = list(zip(judge.fit.weight[:, 0], judge.fit.models, strict=True))
-    steps = (w * float(one.steps(judge.fit.residual, one.pull)[1][0, 0]) for w, one in models)
-    e = float(judge.fit.laws.e[0]) + sum(steps)
-    variance = sum(w * float(one.scale[0] * one.spread[0, 0, 0]) for w, one in models)
+    e, error = judge.shared_e()
     lowest = min(float(ladder.loss.min()) for ladder in judge.ladders.values())
     found: list[SweptE] = []
-    values = [e + step * float(np.sqrt(variance)) for step in (-2.0, -1.0, 0.0, 1.0, 2.0) if variance > 0]
+    values = [e + step * error for step in (-2.0, -1.0, 0.0, 1.0, 2.0)] if error > 0 else []
     for value in (value for value in values if 0 < value < lowest):
         held = fit_ladders(judge.ladders, replace(judge.settings, irreducible_loss=Prior(value)))
         pairs = [(judge.settings.reference, name) for name in others if name in held.ladders]

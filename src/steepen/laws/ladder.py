@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -134,25 +135,11 @@ def read_ladders(table: Table, typical: Table | None = None) -> dict[str, Ladder
     """
     table.require(["arm", "flops", "loss"])
     flops, loss = table.numbers("flops"), table.numbers("loss")
-    arms = ladder_names(table)
     seeds, precision = table.seeds(), read_weights(table, typical or table)
-    run_names = table.names("run") if table.has("run") else None
     shared = table.training_runs()
     stated = table.numbers("loss_sd") if table.has("loss_sd") else None
-    seen: dict[tuple[str, float, str, str], int] = {}
-    rows_of: dict[str, list[int]] = {}
-    for row, (arm, compute, seed) in enumerate(zip(arms, flops.tolist(), seeds, strict=True)):
-        key = (arm, compute, seed, run_names[row] if run_names else "")
-        if key in seen:
-            what = f"seed {seed} of " if seed else ""
-            raise UsageError(
-                f"{table.place(row)}: {what}arm '{arm}' at {compute:g} FLOPs is already at {table.row_word}"
-                f" {table.lines[seen[key]]}; keep one, or tell repeats apart in a seed column."
-            )
-        seen[key] = row
-        rows_of.setdefault(arm, []).append(row)
     ladders: dict[str, Ladder] = {}
-    for arm, listed in rows_of.items():
+    for arm, listed in _rows_of_ladders(table, flops, seeds).items():
         own = np.array(listed)
         groups = [own[rows] for rows in group_rungs(flops[own])]
         ladders[arm] = Ladder(
@@ -165,6 +152,24 @@ def read_ladders(table: Table, typical: Table | None = None) -> dict[str, Ladder
             np.array([0.0 if stated is None else 1 / float((stated[rows] ** -2).sum()) for rows in groups]),
         )  # fmt: skip
     return ladders
+
+
+def _rows_of_ladders(table: Table, flops: Array, seeds: Sequence[str]) -> dict[str, list[int]]:
+    """The rows of every ladder; a run that is there twice would count as its own replicate."""
+    runs = table.names("run") if table.has("run") else [""] * len(table)
+    seen: dict[tuple[str, float, str, str], int] = {}
+    found: dict[str, list[int]] = {}
+    for row, key in enumerate(zip(ladder_names(table), flops.tolist(), seeds, runs, strict=True)):
+        arm, compute, seed, _ = key
+        if key in seen:
+            what = f"seed {seed} of " if seed else ""
+            raise UsageError(
+                f"{table.place(row)}: {what}arm '{arm}' at {compute:g} FLOPs is already at {table.row_word}"
+                f" {table.lines[seen[key]]}; keep one, or tell repeats apart in a seed column."
+            )
+        seen[key] = row
+        found.setdefault(arm, []).append(row)
+    return found
 
 
 def _link_rungs(runs: list[list[str]]) -> tuple[str, ...]:

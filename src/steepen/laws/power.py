@@ -13,7 +13,7 @@ from scipy import special
 from steepen.errors import UsageError, require_one_of
 from steepen.laws.distributions import t_quantile
 from steepen.laws.model.fit_tables import fit_tables
-from steepen.laws.model.laws import Array, Cells, Laws
+from steepen.laws.model.laws import MIN_PARTNERS, Array, Cells, Laws
 from steepen.laws.model.table_fit import TableFit, slope_contrast
 from steepen.laws.verdict.questions import (
     BETTER,
@@ -114,7 +114,7 @@ class LadderPlan:
         """The rungs of the reference and the arms."""
         shape = (1 + self.arms, self.rungs)
         seeds = np.full(shape, float(self.seeds))
-        partners = np.tile(np.arange(self.rungs), (shape[0], 1)) if self.rungs >= 6 else None
+        partners = np.tile(np.arange(self.rungs), (shape[0], 1)) if self.rungs >= MIN_PARTNERS else None
         x = np.tile(self.x, (shape[0], 1))
         return Cells(x, np.ones(shape, bool), seeds, seeds - 1, np.zeros(shape), partners=partners)
 
@@ -225,6 +225,7 @@ def _simulate(plan: LadderPlan, sets: int, rng: np.random.Generator) -> TableFit
     """The model fitted to simulated tables."""
     cells, laws = plan.cells(), plan.laws(sets)
     shape = (sets, *cells.x.shape)
+    # Means and sums of squares of normal seeds are independent, so the seeds themselves are not drawn.
     scatter = math.sqrt(plan.lack_of_fit**2 + plan.noise**2 / plan.seeds)
     loss = np.maximum(laws.predict(cells.x) + scatter * rng.standard_normal(shape), 1e-6)
     squares = np.zeros(shape)

@@ -135,6 +135,7 @@ def find_vertex(
     u, v = sweep.u, sweep.v
     quadratic = method == "quadratic"
     position, height, curvature = (_parabola if quadratic else _akima)(u, v)
+    # At an end of the sweep, and beyond it, the vertex is an extrapolation.
     inner = 1e-9 * (u[-1] - u[0])
     interior = bool(math.isfinite(position) and curvature > 0 and u[0] + inner < position < u[-1] - inner)
     interval: Interval | None = _fieller(u, v, confidence) if quadratic else (-math.inf, math.inf)
@@ -158,7 +159,11 @@ def find_vertex(
 
 
 def _p_cubic(u: Array, v: Array) -> float | None:
-    """F-test of a cubic term; None without the points for it."""
+    """F-test of a cubic term; None without the points for it.
+
+    Losses rise faster on one side of an optimum than on the other, so the parabola of a wide sweep has its
+    vertex too far on the flat side.
+    """
     nu = len(u) - 4
     if nu < 1 or len(np.unique(u)) < 4:
         return None

@@ -62,7 +62,7 @@ DIVERGED_LEVEL = 1e-4  # of the test that the seeds of a rung scatter more than 
 MIN_SPARE = 4  # degrees of freedom that are left without the rung
 MIN_RUNGS_LEFT = 3
 MIN_DEVIATION = 1e-4  # of the loss: smaller ones are left in
-MIN_RUNGS_OF_OWN_E = 4
+MIN_RUNGS_OF_OWN_E = 4  # three constants, and one rung to tell how well they hold
 MISSED = 3.0  # mean residual of an arm over its scatter, above which a law is no law of its runs
 MAX_ELEMENTS = 400_000  # of the covariances of a table: longer ladders are thinned
 
@@ -164,6 +164,13 @@ class TableJudge:
         place = np.unravel_index(int(np.argmin(apart)), apart.shape)
         one = float(self.fit.noise[0][place]) * float(self.fit.cells.precision[place])
         return self.tau**2 + one / seeds
+
+    def shared_e(self) -> tuple[float, float]:
+        """E of all arms and its standard error."""
+        models = list(zip(self.fit.weight[:, 0], self.fit.models, strict=True))
+        steps = (w * float(one.steps(self.fit.residual, one.pull)[1][0, 0]) for w, one in models)
+        variance = sum(w * float(one.scale[0] * one.spread[0, 0, 0]) for w, one in models)
+        return float(self.fit.laws.e[0]) + sum(steps), float(np.sqrt(variance))
 
     def laws(self) -> ComputeFit:
         """The laws of all arms, with intervals from the model."""
@@ -430,7 +437,10 @@ def find_outlier(fit: TableFit, ladders: dict[str, Ladder]) -> Outlier | None:
 
 
 def without_diverged_seeds(ladders: dict[str, Ladder]) -> tuple[dict[str, Ladder], list[Outlier]]:
-    """The ladders without seeds that scatter far more than those of other arms at similar compute."""
+    """The ladders without seeds that scatter far more than those of other arms at similar compute.
+
+    Before any fit: one diverged run would make the noise of every arm look large.
+    """
     found: list[Outlier] = []
     while True:
         places = [(name, int(k)) for name, one in ladders.items() for k in np.flatnonzero(one.seeds > 1)]

@@ -75,7 +75,7 @@ def interpolated_multipliers(
     rng = np.random.default_rng(seed)
     spread = value[None]
     cells = len(reference.flops) * len(arm.flops)
-    draws = min(draws, max(50, 50_000_000 // cells))
+    draws = min(draws, max(50, 50_000_000 // cells))  # of ladders with thousands of rungs fewer are made
     if sigmas is not None and draws > 0:
         targets, losses = (
             np.maximum(ladder.loss + sigma * rng.standard_normal((draws, len(ladder.loss))), 1e-9)
