@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from steepen.laws.fits.size_law_solver import IntArray, ModelSize
 from steepen.laws.verdict.questions import holm
 from steepen.tables.table import Table
 from steepen.tables.table_selection import parse_hold_outs
-from steepen.utils.arrays import Array, Mask
+from steepen.utils.arrays import Array, Mask, take_rows
 
 LOOPED_COLUMNS = ("n_once", "n_rec", "passes")  # of looped models, in place of parameters
 
@@ -141,8 +141,8 @@ def fit_chinchilla_table(
 
     def fit_arm(arm: str) -> ArmChinchilla:
         own = rows.arm == arm
-        scored = [rows.take(own & held), *(other.take(other.arm == arm) for other in further)]
-        found = _fit_arm(rows.take(own & ~held), scored, settings, looped, budget)
+        scored = [take_rows(rows, own & held), *(take_rows(other, other.arm == arm) for other in further)]
+        found = _fit_arm(take_rows(rows, own & ~held), scored, settings, looped, budget)
         warnings.extend(f"{arm}: {flag}" if arm else flag for flag in found.fit.flags)
         return found
 
@@ -212,12 +212,6 @@ class _Rows:
         flops = table.numbers("flops") if has_flops else 6 * size.effective(1.0)[0] * d
         return cls(np.array(table.lines), np.array(arm), size, d, y, flops, has_flops, run)
 
-    def take(self, which: Mask) -> _Rows:
-        """Some of the rows."""
-        columns = {name: getattr(self, name)[which] for name in ("lines", "arm", "tokens", "loss", "flops")}
-        run = None if self.run is None else self.run[which]
-        return replace(self, size=self.size.rows(which), run=run, **columns)
-
     def names(self) -> list[tuple[Any, ...]]:
         """What identifies a run: arm, size, passes and tokens."""
         parts = (self.arm, self.size.once, self.size.recurrent, self.size.log_passes, self.tokens)
@@ -239,13 +233,13 @@ def _hold_out(
         # A run that is also in the fitted table would be scored against itself.
         theirs, known = set(read.names()), set(rows.names())
         held |= np.array([key in theirs for key in rows.names()])
-        further.append(read.take(np.array([key not in known for key in read.names()])))
+        further.append(take_rows(read, np.array([key not in known for key in read.names()])))
     return held | held_rows(hold_outs, rows.arm, rows.flops), further
 
 
 def _score(fit: ChinchillaFit, rows: _Rows, i: int, looped: bool) -> HeldOutChinchillaLoss:
     n, d, observed = float(rows.size.stored[i]), float(rows.tokens[i]), float(rows.loss[i])
-    size = rows.size.rows(np.array([i])) if looped else n
+    size = take_rows(rows.size, np.array([i])) if looped else n
     forecast = float(np.squeeze(fit.predict(size, d)))
     interval, standard_error = fit.forecast_interval(size, d)
     error = observed - forecast

@@ -27,7 +27,7 @@ from steepen.laws.distributions import Interval
 from steepen.laws.fits.compute_law import fit_irreducible_losses
 from steepen.tables.table import Table
 from steepen.tables.table_selection import parse_hold_outs
-from steepen.utils.arrays import Array, Mask
+from steepen.utils.arrays import Array, Mask, take_rows
 
 Chain = Literal["gadre", "olmo", "paper", "direct"]
 CHAINS: tuple[Chain, ...] = ("gadre", "olmo", "paper", "direct")
@@ -75,17 +75,12 @@ class TaskForecasts:
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    arm: list[str]
+    arm: tuple[str, ...]
     flops: Array | None
     loss: Array | None
     accuracy: Array
     is_error: bool
     run: NDArray[np.intp]  # number of each row's training run
-
-    def keep(self, mask: Mask) -> _Rows:
-        flops, loss = (None if values is None else values[mask] for values in (self.flops, self.loss))
-        arm = [name for name, kept in zip(self.arm, mask, strict=True) if kept]
-        return _Rows(arm, flops, loss, self.accuracy[mask], self.is_error, self.run[mask])
 
 
 def resample_residuals(
@@ -132,8 +127,8 @@ def forecast_table(
         x = rows.loss if rows.flops is None else rows.flops
         assert x is not None
         at = [(rows.arm[i], float(x[i]), float(rows.accuracy[i])) for i in np.flatnonzero(held)]
-        checked = forecasts(_Fit(rows.keep(~held), chain, rng), at)
-    whole = _Fit(rows if hold_out is None else rows.keep(~held), chain, rng)
+        checked = forecasts(_Fit(take_rows(rows, ~held), chain, rng), at)
+    whole = _Fit(rows if hold_out is None else take_rows(rows, ~held), chain, rng)
     arms = list(dict.fromkeys(rows.arm)) if rows.flops is not None else [""]
     predicted = forecasts(whole, [(arm, float(target), None) for target in targets for arm in arms])
     return TaskForecasts(
@@ -161,7 +156,7 @@ def _read(table: Table) -> _Rows:
     names = table.training_runs() or [str(i) for i in range(len(table))]
     numbers = {name: i for i, name in enumerate(dict.fromkeys(names))}
     run = np.array([numbers[name] for name in names], np.intp)
-    return _Rows(arm, flops, loss, 1 - score if is_error else score, is_error, run)
+    return _Rows(tuple(arm), flops, loss, 1 - score if is_error else score, is_error, run)
 
 
 def _held_out(rows: _Rows, hold_out: Sequence[str] | None, table: Table) -> Mask:

@@ -17,7 +17,7 @@ from steepen.laws.fits.vertex import VertexMethod
 from steepen.laws.verdict.questions import holm
 from steepen.tables.table import ALIASES, Table
 from steepen.tables.table_selection import parse_hold_outs
-from steepen.utils.arrays import Array, Mask
+from steepen.utils.arrays import Array, take_rows
 
 SweepLoss = Literal["mse", "log-mse"]
 
@@ -125,7 +125,7 @@ def fit_isoflop_table(
 
     def fit_arm(arm: str) -> ArmSweeps:
         own = rows.arm == arm
-        return _fit_arm(rows.take(own & ~held), rows.take(own & held), vertex, how, budget)
+        return _fit_arm(take_rows(rows, own & ~held), take_rows(rows, own & held), vertex, how, budget)
 
     warnings: list[str] = []
     found = fit_arms(arms, reference, fit_arm, warnings)
@@ -165,11 +165,6 @@ class _Rows:
         table.require_unique_rows(cells, f"budget, x and loss{' of an arm' * has_arms}")
         runs = table.training_runs()
         return cls(np.array(names), c, x, y, None if runs is None else np.array(runs))
-
-    def take(self, which: Mask) -> _Rows:
-        """Some of the rows."""
-        run = None if self.run is None else self.run[which]
-        return _Rows(self.arm[which], self.budget[which], self.x[which], self.loss[which], run)
 
     @property
     def columns(self) -> tuple[Array, Array, Array]:

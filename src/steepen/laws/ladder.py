@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from steepen.errors import UsageError, require_reference
 from steepen.tables.table import MIN_ARM_RUNGS, MIN_REFERENCE_RUNGS, Table
-from steepen.utils.arrays import Array, Mask
+from steepen.utils.arrays import Array, Mask, take_rows
 from steepen.utils.series import series_labels
 
 Rows = NDArray[np.intp]
@@ -52,13 +52,7 @@ class Ladder:
 
     def keep(self, mask: Mask) -> Ladder:
         """The rungs where the mask is true."""
-        index = np.flatnonzero(mask)
-        return Ladder(
-            self.arm, self.flops[index], self.loss[index],
-            tuple(self.runs[i] for i in index), tuple(self.row_labels[i] for i in index),
-            self.weights[index], tuple(self.clusters[i] for i in index if self.clusters),
-            tuple(self.seed_names[i] for i in index if self.seed_names), self.known[index],
-        )  # fmt: skip
+        return take_rows(self, mask)
 
     def without_seed(self, rung: int, seed: int) -> Ladder:
         """The ladder without one run of a rung; without the rung, where it has no other."""

@@ -1,8 +1,33 @@
-"""Types of the arrays that laws are fitted to."""
+"""Types of the arrays that laws are fitted to, and rows of dataclasses of them."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Index = NDArray[np.intp]
+Columns = TypeVar("Columns", bound="DataclassInstance")
+
+
+def take_rows(columns: Columns, which: Mask | Index) -> Columns:
+    """Some of the rows of a dataclass whose arrays, tuples and dataclasses have one entry a row.
+
+    Empty tuples, and fields that are no columns, stay as they are.
+    """
+
+    def taken(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return value[which]
+        if isinstance(value, tuple) and value:
+            return tuple(value[i] for i in np.arange(len(value))[which])
+        return take_rows(value, which) if is_dataclass(value) else value
+
+    return replace(columns, **{one.name: taken(getattr(columns, one.name)) for one in fields(columns)})

@@ -57,10 +57,6 @@ class ModelSize:
         size = self.once + looped
         return size, looped / size * self.log_passes
 
-    def rows(self, which: IntArray | Mask) -> ModelSize:
-        """The sizes of some runs."""
-        return ModelSize(self.once[which], self.recurrent[which], self.log_passes[which])
-
 
 @dataclass(frozen=True, eq=False)
 class SizeLawProblem:
