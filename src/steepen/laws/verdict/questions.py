@@ -63,10 +63,9 @@ class DecisionRule:
 class Contrasts:
     """What the questions ask of one arm, for each table.
 
-    The gain is averaged because a single place would decide on the noise of its rungs.
-
-    `gain` is the log multiplier averaged over the common range, `top` the one at its top; `slope` is Δγ, or
-    with an E for each arm the mean slope of the log multiplier. `gain_of` and `slope_of` are contrasts.
+    `gain` is the log multiplier averaged over the common range, as one place would decide on the noise of its
+    rungs; `top` the one at its top; `slope` is Δγ, or with an E for each arm the mean slope of the log
+    multiplier. `gain_of` and `slope_of` are contrasts.
     """
 
     gain: Mixture
