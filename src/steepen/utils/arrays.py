@@ -26,8 +26,10 @@ def take_rows(columns: Columns, which: Mask | Index) -> Columns:
     def taken(value: Any) -> Any:
         if isinstance(value, np.ndarray):
             return value[which]
-        if isinstance(value, tuple) and value:
-            return tuple(value[i] for i in np.arange(len(value))[which])
-        return take_rows(value, which) if is_dataclass(value) else value
+        if isinstance(value, tuple):
+            return tuple(value[i] for i in np.arange(len(value))[which]) if len(value) else value
+        if is_dataclass(value) and not isinstance(value, type):
+            return take_rows(value, which)
+        return value
 
     return replace(columns, **{one.name: taken(getattr(columns, one.name)) for one in fields(columns)})
