@@ -6,18 +6,22 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fork_server import ForkedProcess, become
+from run_fixtures import TRAINER, make_spec
 from steepen.errors import SteepenError
-from steepen.launch.worker import python_path
+from steepen.launch.base import LaunchContext
+from steepen.launch.local import LocalLauncher
+from steepen.requests.registry import VERBS, Verb
+from steepen.requests.request import Request
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
@@ -145,48 +149,35 @@ def test_a_diverged_run_is_retrained_only_with_retry_diverged(
         assert instant.ran == launched
 
 
-DRIVER = '''
-import sys
-from dataclasses import dataclass
-from pathlib import Path
-sys.path.insert(0, {tests!r})
-from run_fixtures import TRAINER, make_spec
-from steepen.studies.answer import Answer
-from steepen.studies.driver.drive import drive
-from steepen.studies.driver.journal import Journal
-from steepen.launch.base import LaunchContext
-from steepen.launch.local import LocalLauncher
-from steepen.runs.store import RunStore
-from steepen.requests.app import main
-from steepen.requests.registry import VERBS, Verb
-from steepen.requests.request import Request
-
-def study():
+def four_runs() -> Generator[list[RunSpec], list[RunRecord], list[float]]:
+    """Three runs, and a fourth that depends on what they gave."""
     first = yield [make_spec(seed, steps=12) for seed in (1, 2, 3)]
     second = yield [make_spec(round(sum(r.validation_loss for r in first) * 1000), steps=12)]
     return [r.validation_loss for r in (*first, *second)]
 
+
 @dataclass(frozen=True)
 class Go(Request[None]):
-    """Drive the study."""
+    """Drive the study in the current directory."""
 
-    def run(self):
-        root = Path({root!r})
+    def run(self) -> None:
+        root = Path.cwd()
         store = RunStore(root / "runs")
-        journal = Journal.open(root / "studies", "s", {{}}, store.root)
+        journal = Journal.open(root / "studies", "s", {}, store.root)
         launcher = LocalLauncher(LaunchContext(root, store, program=(str(TRAINER),)), 2)
-        drive(study(), store, launcher, journal=journal)
-
-sys.modules["steepen.requests.go"] = sys.modules["__main__"]
-VERBS["go"] = Verb("go", "go:Go", "")
-sys.exit(main(["go"]))
-'''
+        drive(four_runs(), store, launcher, journal=journal)  # pyright: ignore[reportArgumentType]
 
 
-def start_driver(root: Path) -> subprocess.Popen[bytes]:
-    code = DRIVER.format(tests=str(Path(__file__).parents[1]), root=str(root))
-    environment = {**os.environ, "PYTHONPATH": python_path()}
-    return subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE)
+def start_driver(root: Path) -> ForkedProcess:
+    """The command of a study, in a forked process; what it says is in `root`/said.txt."""
+    root.mkdir(exist_ok=True)
+    process = ForkedProcess(os.fork())
+    if not process.pid:
+        os.chdir(root)
+        sys.modules["steepen.requests.go"] = sys.modules[__name__]
+        VERBS["go"] = Verb("go", "go:Go", "")
+        become(["go"], {}, str(root / "said.txt"))
+    return process
 
 
 def losses(root: Path) -> dict[str, float]:
@@ -212,9 +203,7 @@ def test_a_study_killed_at_random_moments_gives_the_same_answer(tmp_path: Path) 
         driver.kill()
         driver.wait()
         kills += 1
-    last = start_driver(wild)
-    _, said = last.communicate()
-    assert last.returncode == 0, said.decode()
+    assert start_driver(wild).wait() == 0, (wild / "said.txt").read_text()
     assert losses(wild) == losses(calm) and len(losses(calm)) == 4
     answers = [Journal.read(root / "studies" / "s").entry.answer for root in (calm, wild)]
     assert answers[0] == answers[1] and answers[0] is not None
@@ -239,8 +228,9 @@ def test_a_stopped_study_saves_its_runs(number: int, code: int, tmp_path: Path) 
         assert time.monotonic() < deadline
         time.sleep(0.01)
     driver.send_signal(number)
-    _, said = driver.communicate(timeout=20)
-    assert driver.returncode == code and said.count(b"\n") == 1 and b"Traceback" not in said
+    assert driver.wait(20) == code
+    said = (tmp_path / "said.txt").read_text()
+    assert said.count("\n") == 1 and "Traceback" not in said
     store = RunStore(tmp_path / "runs")
     statuses = {row.status for row in store.rows()}
     assert "running" not in statuses and "failed" not in statuses
