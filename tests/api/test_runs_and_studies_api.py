@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import steepen
+from fork_server import fork_workers
 from steepen.data import Dataset
 from steepen.errors import UsageError
 from steepen.requests.app import main
@@ -143,6 +144,7 @@ def test_a_study_with_another_optimizer_is_the_commands(
 
 
 def test_a_study_scores_its_runs(tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_workers(monkeypatch)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="one of 'core', 'nll', 'kl-depth'"):
         steepen.ladder(["vanilla"], score="kldepth", data=tiny_data.directory)

@@ -25,18 +25,32 @@ from steepen.report.serve import ADDRESS, Handler, StudyPages, make_server
 from steepen.requests.app import main
 from steepen.studies.driver.journal import Journal
 from steepen.utils.files import file_lock
+from steepen.utils.json_io import with_checksum, write_json
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 NAME = "ladder-tiny-vanilla-operator-1"
 
 
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The place of a ladder of six rungs, filled by the first test."""
+    return tmp_path_factory.mktemp("answered") / "ladder"
+
+
 @pytest.fixture
-def half_done(launcher: type, tiny_data: Dataset, tmp_path: Path) -> Iterator[Path]:
+def half_done(launcher: type, tiny_data: Dataset, tmp_path: Path, answered: Path) -> Iterator[Path]:
     """A running study of six rungs: the highest of each arm has not finished, and one is under way."""
-    study: Any = steepen.ladder(
-        ["vanilla", "operator-1"], rungs=[2, 3, 4, 5, 6, 7], data=tiny_data.directory, epochs=10_000,
-        launcher=launcher, device="cpu",
-    )  # fmt: skip
+    if not answered.exists():
+        steepen.ladder(
+            ["vanilla", "operator-1"], rungs=[2, 3, 4, 5, 6, 7], data=tiny_data.directory, epochs=10_000,
+            launcher=launcher, device="cpu",
+        )  # fmt: skip
+        shutil.copytree(tmp_path, answered)
+    shutil.copytree(answered, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "studies" / NAME / "study.json"
+    journal = {**json.loads(file.read_text()), "runs_directory": str(tmp_path / "runs")}
+    write_json(file, with_checksum({name: value for name, value in journal.items() if name != "checksum"}))
+    study: Any = steepen.open_study(NAME)
     shutil.copy(study.journal.file, tmp_path / "finished.json")
     Journal.read(study.folder)._write(status="running", answer=None)
     for run in study.runs.filter("depth == 7"):

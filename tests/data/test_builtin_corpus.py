@@ -43,10 +43,11 @@ def test_shipped_tokenizer_is_what_training_gives(tmp_path: Path, monkeypatch: p
         return train(texts, size)
 
     monkeypatch.setattr(Tokenizer, "train", counted)
-    shipped = prepare(PrepareRequest(("builtin",), tokenizer="bpe:512"), tmp_path / "shipped")
+    request = PrepareRequest(("builtin",), tokenizer="bpe:512", max_tokens=200_000)
+    shipped = prepare(request, tmp_path / "shipped")
     assert calls == []
     monkeypatch.setattr("steepen.data.sources.builtin.TOKENIZER_TEXTS", "other texts")
-    trained = prepare(PrepareRequest(("builtin",), tokenizer="bpe:512"), tmp_path / "trained")
+    trained = prepare(request, tmp_path / "trained")
     assert calls == [512]
     assert shipped.tokenizer().identity == trained.tokenizer().identity
     assert shipped.identity == trained.identity
