@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -71,20 +71,17 @@ class Ladder:
 
 def join_ladders(first: Ladder, second: Ladder) -> Ladder:
     """One ladder with the rungs of two of the same arm, in order of compute."""
-    parts, flops = (first, second), np.concatenate([first.flops, second.flops])
-    order = np.argsort(flops, kind="stable")
 
-    def joined(name: str) -> tuple[Any, ...]:
-        values = [value for part in parts for value in getattr(part, name)]
-        return tuple(values[i] for i in order) if len(values) == len(order) else ()
+    rungs = len(first.flops) + len(second.flops)
 
-    loss, weights, known = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in ("loss", "weights", "known")
-    )
-    return Ladder(
-        first.arm, flops[order], loss[order], joined("runs"), joined("row_labels"), weights[order],
-        joined("clusters"), joined("seed_names"), known[order],
-    )  # fmt: skip
+    def joined(name: str) -> Any:
+        a, b = getattr(first, name), getattr(second, name)
+        if isinstance(a, np.ndarray):
+            return np.concatenate([a, b])
+        return every if len(every := (*a, *b)) == rungs else ()  # names that one lacks are dropped
+
+    both = Ladder(first.arm, *(joined(one.name) for one in fields(Ladder)[1:]))
+    return take_rows(both, np.argsort(both.flops, kind="stable"))
 
 
 def make_ladder(arm: str, flops: Array, loss: Array) -> Ladder:

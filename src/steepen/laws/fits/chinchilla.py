@@ -268,15 +268,8 @@ def _check(size: ModelSize, d: Array, y: Array, settings: ChinchillaSettings, lo
     prior = settings.irreducible_loss
     if prior is not None and prior.sd is None and prior.mean >= y.min():
         raise UsageError(f"the irreducible loss {prior} is not below the lowest loss, {y.min():g}.")
-    # First, as no number of such runs is enough.
-    if not looped and min(len(np.unique(n)), len(np.unique(d))) > 2:
-        slope, level = np.polyfit(np.log(n), np.log(d), 1)
-        if float(np.std(np.log(d) - slope * np.log(n) - level)) < MIN_RATIO_SPREAD:
-            raise UsageError(
-                f"tokens follow parameters (D ∝ N^{slope:.2f} in every run), so A/N^α and B/D^β cannot be "
-                "told apart; fit `law` compute to these runs, or add runs of these sizes on fewer or more "
-                "tokens."
-            )
+    if not looped:
+        _check_ratios(n, d)  # first, as no number of such runs is enough
     count = 5 + looped - settings.tied - (prior is not None and prior.sd is None)
     if len(y) <= count:
         tie = settings.tied or looped or len(y) < count
@@ -291,6 +284,18 @@ def _check(size: ModelSize, d: Array, y: Array, settings: ChinchillaSettings, lo
             raise UsageError(f"{name} takes only {count}; its term needs at least {needed}.")
     if looped and len(np.unique(size.log_passes)) < 2:
         raise UsageError("passes takes only one value; φ needs at least 2, with the same sizes.")
+
+
+def _check_ratios(n: Array, d: Array) -> None:
+    """Reject runs whose tokens follow from their parameters: only the sum of the two terms is seen there."""
+    if min(len(np.unique(n)), len(np.unique(d))) <= 2:
+        return
+    slope, level = np.polyfit(np.log(n), np.log(d), 1)
+    if float(np.std(np.log(d) - slope * np.log(n) - level)) < MIN_RATIO_SPREAD:
+        raise UsageError(
+            f"tokens follow parameters (D ∝ N^{slope:.2f} in every run), so A/N^α and B/D^β cannot be told"
+            " apart; fit `law` compute to these runs, or add runs of these sizes on fewer or more tokens."
+        )
 
 
 def _noise(problem: SizeLawProblem, theta: Array) -> tuple[float, Array, float]:
