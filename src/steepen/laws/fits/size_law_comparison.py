@@ -138,35 +138,19 @@ class _PairFit:
     ) -> _PairFit:
         """Fit both arms, where `own` are the constants that the arm does not share with the reference."""
         whitening, df = noise or (None, 0.0)
-        split, settings = len(reference.loss), reference.fit.settings
-        loss: ChinchillaLoss = "mse" if settings.loss == "mse" else "log-mse"
-        n, d, y = (
-            np.concatenate([getattr(one, name) for one in (reference, arm)])
-            for name in ("parameters", "tokens", "loss")
-        )
-        problem = build_problem(ModelSize.of(n), d, y, replace(settings, loss=loss), looped=False)
-        kinds, index = problem.kinds, problem.index.copy()
-        for kind in own:
-            if (kind == "e" and problem.fixed_e is not None) or (kind == "beta" and settings.tied):
-                continue
-            rows = [KINDS.index(kind)] if kind != "alpha" or not settings.tied else [3, 4]
-            index[rows, split:] = len(kinds)
-            kinds = (*kinds, kind)
-        prior, penalty = settings.irreducible_loss, None
+        problem, means = _joint_problem(reference, arm, own)
+        problem = replace(problem, whitening=whitening)
+        prior = reference.fit.settings.irreducible_loss
+        weight = 1 / FIXED_SD**2 if problem.fixed_e is not None else 0.0  # of what is known of E
         if prior is not None and prior.sd is not None:
-            sd = reference.fit.residual_sd if loss == "mse" else reference.fit.log_residual_sd
-            penalty = (prior.mean, (1.0 if noise else sd) ** 2 / prior.sd**2)
-        x, z = np.log(n * d), np.log(d / n)
-        problem = replace(
-            problem, kinds=kinds, index=index, whitening=whitening, e_penalty=penalty,
-            multiplier_columns=(1.0, x - x.mean(), z - z.mean()),
-        )  # fmt: skip
+            sd = reference.fit.log_residual_sd if problem.log else reference.fit.residual_sd
+            weight = (1.0 if noise else sd) ** 2 / prior.sd**2
+            problem = replace(problem, e_penalty=(prior.mean, weight))
         laws = ((reference.fit, arm.fit), (reference.fit, reference.fit), (arm.fit, arm.fit))
         theta, _, _ = solve(problem, np.array([_start(problem, pair) for pair in laws]))
         j = problem.jacobian(theta[None])[0]
-        fixed = 1 / FIXED_SD**2 if problem.fixed_e is not None else 0.0
-        covariance = scaled_inverse(j @ j.T + np.diag(problem.is_e * (penalty[1] if penalty else fixed)))
-        return cls(problem, theta, covariance, df, (reference, arm), (float(x.mean()), float(z.mean())))
+        covariance = scaled_inverse(j @ j.T + np.diag(problem.is_e * weight))
+        return cls(problem, theta, covariance, df, (reference, arm), means)
 
     def _residuals(self) -> tuple[Array, float]:
         _, residual, _ = self.problem.evaluate(self.theta[None], self.problem.weights[None])
@@ -239,6 +223,30 @@ class _PairFit:
         error = standard_error(gradient, self.covariance)
         confidence = self.arms[0].fit.settings.confidence
         return Difference.of(value, error, self.df, confidence).factor()
+
+
+def _joint_problem(
+    reference: ArmRuns, arm: ArmRuns, own: Sequence[Kind]
+) -> tuple[SizeLawProblem, tuple[float, float]]:
+    """One law of both arms' runs but for the arm's `own` constants; means of log(N·D), log(D/N)."""
+    split, settings = len(reference.loss), reference.fit.settings
+    loss: ChinchillaLoss = "mse" if settings.loss == "mse" else "log-mse"
+    n, d, y = (
+        np.concatenate([getattr(one, name) for one in (reference, arm)])
+        for name in ("parameters", "tokens", "loss")
+    )
+    problem = build_problem(ModelSize.of(n), d, y, replace(settings, loss=loss), looped=False)
+    kinds, index = problem.kinds, problem.index.copy()
+    for kind in own:
+        if (kind == "e" and problem.fixed_e is not None) or (kind == "beta" and settings.tied):
+            continue
+        rows = [KINDS.index(kind)] if kind != "alpha" or not settings.tied else [3, 4]
+        index[rows, split:] = len(kinds)
+        kinds = (*kinds, kind)
+    x, z = np.log(n * d), np.log(d / n)
+    columns = (1.0, x - x.mean(), z - z.mean())
+    problem = replace(problem, kinds=kinds, index=index, multiplier_columns=columns)
+    return problem, (float(x.mean()), float(z.mean()))
 
 
 def _start(problem: SizeLawProblem, fits: tuple[ChinchillaFit, ChinchillaFit]) -> Array:
