@@ -68,7 +68,6 @@ class Sweep:
     u: Array
     v: Array
     rows: NDArray[np.intp]
-    log_x: bool
 
 
 def choose_points(
@@ -81,7 +80,7 @@ def choose_points(
     if nearest is not None:
         close = np.sort(np.argsort(np.abs(u - u[np.argmin(v)]), kind="stable")[:nearest])
         u, v, rows = u[close], v[close], rows[close]
-    return Sweep(u, v, rows, log_x)
+    return Sweep(u, v, rows)
 
 
 @dataclass(frozen=True, eq=False)
