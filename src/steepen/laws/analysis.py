@@ -18,21 +18,12 @@ import numpy as np
 
 from steepen.errors import UsageError
 from steepen.laws.distributions import Prior
-from steepen.laws.fits.compute_law import (
-    AnalysisRequest,
-    ComputeFit,
-    fit_paper,
-    law_dict,
-)
+from steepen.laws.fits.compute_law import AnalysisRequest, ComputeFit, fit_paper, law_dict
 from steepen.laws.ladder import Ladder, check_ladders, plain_name
 from steepen.laws.verdict.evidence import Verdict
 from steepen.laws.verdict.holdout import HeldOutLoss, hold_out_rungs, score_hold_outs
 from steepen.laws.verdict.judge import Outlier, TableJudge, fit_ladders
-from steepen.laws.verdict.multipliers import (
-    Multiplier,
-    fitted_multipliers,
-    interpolated_multipliers,
-)
+from steepen.laws.verdict.multipliers import Multiplier, fitted_multipliers, interpolated_multipliers
 from steepen.tables.table import Table
 
 MIN_PLAUSIBLE_FLOPS = 1e6  # a training run takes more; smaller numbers are in another unit
