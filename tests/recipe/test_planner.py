@@ -19,10 +19,9 @@ from steepen.model.config import ModelOptions
 from steepen.model.shape import SizeRule
 from steepen.model.stages import PassSchedule
 from steepen.recipe.flops import compute_active_parameters, flops_per_token, stored_parameters
-from steepen.recipe.growth_law import TIED_GROWTH, UNTIED_GROWTH
 from steepen.recipe.hyperparameters import Hyperparameters
 from steepen.recipe.memory import find_accelerator, largest_micro_batch, training_memory
-from steepen.recipe.paper_tables import BASE, INITIAL, PAPER, recipe_of
+from steepen.recipe.paper_tables import BASE, INITIAL, PAPER, TIED_GROWTH, UNTIED_GROWTH, recipe_of
 from steepen.recipe.planner import Cluster, make_plan
 from steepen.recipe.recipe import ScalingRule
 from steepen.requests.app import main

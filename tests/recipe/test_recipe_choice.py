@@ -14,9 +14,9 @@ from steepen.errors import UsageError
 from steepen.model.arms import ARMS
 from steepen.model.config import ModelOptions
 from steepen.optim.config import OptimizerConfig
-from steepen.recipe.growth_law import GrowthLaw
 from steepen.recipe.paper_tables import BASE, LADDER_DEPTHS, PAPER, recipe_of
 from steepen.recipe.planner import plan_ladders
+from steepen.recipe.recipe import GrowthLaw
 from steepen.recipe.recipe_choice import NAMED, RecipeChoice, RecipeFile, choose_recipes, write_recipe
 from steepen.requests.app import main
 from steepen.requests.plan import LaddersResult

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, TypeAlias
 
@@ -15,11 +16,11 @@ from steepen.recipe.flops import (
     flops_per_token,
     mean_flops_per_token,
     recipe_parameters,
+    relative_costs,
     run_flops,
     stage_starts,
     stored_parameters,
 )
-from steepen.recipe.growth_law import GrowthLaw
 from steepen.recipe.hyperparameters import Hyperparameters, Positive, full_name
 from steepen.utils.codec import Checked, OneOf, Range
 
@@ -41,6 +42,52 @@ class ScalingRule(Checked):
     hyperparameter: Annotated[str, OneOf(SCALABLE, full_name)]
     exponent: Exponent
     by: Literal["parameters", "width"] = "parameters"
+
+
+@dataclass(frozen=True)
+class GrowthLaw(Checked):
+    """The paper's rule for when to grow (Appendix "TPP…"), fitted to its sweeps.
+
+    TPP at the best transition = a·TPP without growth + b (Equation "growth-affine").
+    """
+
+    a: Annotated[float, Range(-1e9, 1e9)]
+    b: Annotated[float, Range(-1e9, 1e9)]
+    measured_tpp: tuple[Positive, Positive] | None = None  # TPP without growth of the optima it was fitted to
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.a != 0, "GrowthLaw", "a", self.a, "other than 0")
+        low, high = self.measured_tpp or (1.0, 1.0)
+        require(low <= high, "GrowthLaw", "measured_tpp", self.measured_tpp, "two rising numbers, or null")
+
+    def expansion(self, tpp: float) -> float:
+        """X_ρ*/X_2 (paper: E): the compute per token of the best transition over that without growth."""
+        after = self.a * tpp + self.b
+        return tpp / after if after else math.inf
+
+    def tpp_without_growth(self, tpp: float) -> float:
+        """TPP without growth at the compute that `tpp` tokens per parameter cost with the best growth."""
+        return (tpp - self.b) / self.a
+
+    def rho(self, arm: Arm, shape: Shape, tpp: float) -> float:
+        """ρ*: the fraction of tokens after growth, for this shape's block allocation.
+
+        `tpp` is without growth. Where the law gives no positive ρ (the paper's below a TPP of 2.2 tied, 0.9
+        untied), its value at the lowest measured TPP is returned.
+        """
+        if self.measured_tpp is not None and not (tpp > 0 and self.expansion(tpp) > 1):
+            tpp = self.measured_tpp[0]
+        first, grown = relative_costs(arm, shape, arm.passes)
+        if first == grown:
+            raise UsageError(f"no law says when {arm.name} grows, whose matrices do not: give `rho`.")
+        rho = (self.expansion(tpp) - first) / (grown - first)
+        if not 0.0 < rho <= 1.0:
+            raise UsageError(
+                f"the growth law gives rho = {rho:.3g} at {tpp:g} tokens per parameter, which is not a "
+                f"fraction: at depth {shape.depth} choose more tokens per parameter, or give `rho`."
+            )
+        return rho
 
 
 @dataclass(frozen=True)

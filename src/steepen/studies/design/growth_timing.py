@@ -8,7 +8,7 @@ import numpy as np
 
 from steepen.model.arm import Arm
 from steepen.recipe.flops import relative_costs
-from steepen.recipe.growth_law import GrowthLaw
+from steepen.recipe.recipe import GrowthLaw
 from steepen.recipe.recipe_choice import RecipeFile
 from steepen.studies.answer import Axis, Draft, Panel, Series, Study, StudyFit
 from steepen.studies.cells import Cells, measure, table
