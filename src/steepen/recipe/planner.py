@@ -9,6 +9,7 @@ The flow: `make_plan` asks the recipe for the run (`Recipe.at` a depth, `at_budg
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,6 +33,8 @@ from steepen.recipe.sharding import SHARDS, Shard, communication
 from steepen.utils.values import MAX_DEPTH
 
 MAX_FLOPS = 1e35
+# Of `Plan.to_dict()["cluster"]`: what differs between ways to shard.
+PER_GPU = ("micro_batch", "memory_gib_per_gpu", "memory_gib_by_stage", "largest_micro_batch", "recompute")
 
 
 @dataclass(frozen=True)
@@ -118,61 +121,70 @@ class Plan:
 
     def _cluster(self) -> dict[str, Any]:
         """Memory, communication, time and cost; by way to shard where there are several GPUs."""
-        planned, shape, cluster, flops = self.run, self.run.shape, self.cluster, self.run.flops
+        planned, cluster = self.run, self.cluster
         shards: dict[str, Shard | None] = {f"shard {shard}": shard for shard in SHARDS}
-        stages = planned.stages
-        rows = [planned.batch_tokens // one.shape.context // cluster.gpus for one in stages]
-        names = (
-            "micro_batch", "memory_gib_per_gpu", "memory_gib_by_stage", "largest_micro_batch", "recompute",
-        )  # fmt: skip
-        by_kind: dict[str, dict[str, Any]] = {name: {} for name in (*names, "communication_per_step")}
-        longer: list[float] = []
-        for kind, shard in (shards if cluster.gpus > 1 else {"one GPU": None}).items():
-            kept, again = (
-                [
-                    largest_micro_batch(one, cluster.gpus, cluster.gpu, shard=shard, recompute=recompute)
-                    for one in stages
-                ]
-                for recompute in (False, True)
-            )
-            # As in training: blocks are computed again in the backward where not even one sequence fits.
-            recompute = min(kept) == 0 < min(again)
-            limits = again if recompute else kept
-            used = [
-                min(cluster.micro_batch, own)
-                if cluster.micro_batch
-                else automatic_micro_batch(own, one.shape.context, limit)
-                for one, own, limit in zip(stages, rows, limits, strict=True)
-            ]
-            memory = training_memory(planned, cluster.gpus, used[-1], shard=shard, recompute=recompute)
-            by_stage = [
-                training_memory(one, cluster.gpus, size, shard=shard, recompute=recompute).to_dict()["total"]
-                for one, size in zip(stages, used, strict=True)
-            ]
-            values = (used, memory.to_dict(), by_stage, limits, recompute)
-            for name, value in zip(names, values, strict=True):
-                by_kind[name][kind] = value
-            # A second forward of the blocks is a third of their FLOPs, which `flops` and MFU do not count.
-            longer.append(1 + recompute * (flops.matmul + flops.attention) / flops.total / 3)
-            if shard is not None:
-                step_seconds = self.seconds / planned.steps
-                traffic = communication(
-                    planned, cluster.gpus, shard, micro_batch=used[-1], step_seconds=step_seconds
-                )
-                hours = self.seconds * longer[-1] / traffic.efficiency / 3600
-                by_kind["communication_per_step"][kind] = {**traffic.to_dict(), "hours": hours}
-        hours = self.seconds * min(longer) / 3600
+        kinds = shards if cluster.gpus > 1 else {"one GPU": None}
+        by_kind = {kind: self._on_gpus(shard) for kind, shard in kinds.items()}
+        communication = {kind: self._communication(kinds[kind], one) for kind, one in by_kind.items()}
+        longer = min(map(self._slowdown, by_kind.values()))
+        hours = self.seconds * longer / 3600
         return {
             "gpus": cluster.gpus,
             "gpu": cluster.gpu.name,
             "mfu": cluster.mfu,
-            **by_kind,
+            **{name: {kind: one[name] for kind, one in by_kind.items()} for name in PER_GPU},
+            "communication_per_step": {kind: one for kind, one in communication.items() if one is not None},
             "gpu_memory_gib": cluster.gpu.memory_gib,
-            "checkpoint_bytes": checkpoint_bytes(planned.arm, shape, planned.schedule.max_passes),
+            "checkpoint_bytes": checkpoint_bytes(planned.arm, planned.shape, planned.schedule.max_passes),
             "hours": hours,
             "gpu_hours": hours * cluster.gpus,
-            "dollars": None if self.dollars is None else self.dollars * min(longer),
+            "dollars": None if self.dollars is None else self.dollars * longer,
         }
+
+    def _on_gpus(self, shard: Shard | None) -> dict[str, Any]:
+        """Micro-batch and memory of a GPU in each stage of growth, by the names `PER_GPU`."""
+        planned, cluster, gpus = self.run, self.cluster, self.cluster.gpus
+        stages = planned.stages
+        kept, again = (
+            [largest_micro_batch(one, gpus, cluster.gpu, shard=shard, recompute=recompute) for one in stages]
+            for recompute in (False, True)
+        )
+        # As in training: blocks are computed again in the backward where not even one sequence fits.
+        recompute = min(kept) == 0 < min(again)
+        limits = again if recompute else kept
+        used: list[int] = []
+        for one, limit in zip(stages, limits, strict=True):
+            rows = planned.batch_tokens // one.shape.context // gpus
+            chosen = cluster.micro_batch
+            used.append(
+                min(chosen, rows) if chosen else automatic_micro_batch(rows, one.shape.context, limit)
+            )
+
+        def memory(one: PlannedRun, micro_batch: int) -> dict[str, float]:
+            return training_memory(one, gpus, micro_batch, shard=shard, recompute=recompute).to_dict()
+
+        by_stage = [memory(one, size)["total"] for one, size in zip(stages, used, strict=True)]
+        values = (used, memory(planned, used[-1]), by_stage, limits, recompute)
+        return dict(zip(PER_GPU, values, strict=True))
+
+    def _communication(self, shard: Shard | None, one: dict[str, Any]) -> dict[str, float] | None:
+        """What a step exchanges between GPUs, and the hours of the run with it; None on one GPU."""
+        if shard is None:
+            return None
+        traffic = communication(
+            self.run,
+            self.cluster.gpus,
+            shard,
+            micro_batch=one["micro_batch"][-1],
+            step_seconds=self.seconds / self.run.steps,
+        )
+        hours = self.seconds * self._slowdown(one) / traffic.efficiency / 3600
+        return {**traffic.to_dict(), "hours": hours}
+
+    def _slowdown(self, one: dict[str, Any]) -> float:
+        """A second forward of the blocks is a third of their FLOPs, which `flops` and MFU do not count."""
+        flops = self.run.flops
+        return 1 + one["recompute"] * (flops.matmul + flops.attention) / flops.total / 3
 
 
 def make_plan(
@@ -192,17 +204,8 @@ def make_plan(
     run comes nearest to it, then spends exactly the budget. A depth with a budget spends it at that depth.
     """
     recipe = recipe or recipe_of(arm)
-    if flops is not None and tokens is not None:
-        raise UsageError("give `flops` or `tokens`, not both: either one sets the length of the run.")
-    if rho is not None and not 0 < rho <= 1:
-        raise UsageError(f"`rho` = {rho} is not valid: it is a fraction of the tokens, in (0, 1].")
-    if rho is not None and all(stage.start is not None for stage in arm.passes.stages):
-        raise UsageError(
-            f"`rho` has no meaning for {arm.name}: its schedule fixes when passes change, or they never do."
-        )
+    _check_size(arm, depth, flops, tokens, rho)
     if depth is None:
-        if flops is None and tokens is None:
-            raise UsageError("give the size of the run: `depth`, `flops` or `tokens`.")
         depth = nearest_depth(recipe, arm, size_rule, flops=flops, tokens=tokens)
     if flops is not None and flops > MAX_FLOPS:
         raise UsageError(f"`flops` = {flops:g} exceeds the planner's limit of {MAX_FLOPS:g}.")
@@ -211,17 +214,7 @@ def make_plan(
     else:
         planned = recipe.at_budget(arm, depth, size_rule, flops=flops, tokens=tokens, rho=rho)
     cluster = cluster or Cluster()
-    sequences, rest = divmod(planned.batch_tokens, planned.shape.context)
-    if rest:
-        raise UsageError(
-            f"`batch_tokens` = {planned.batch_tokens:,} is not a multiple of the context "
-            f"{planned.shape.context:,}."
-        )
-    if sequences % cluster.gpus:
-        raise UsageError(
-            f"`gpus` = {cluster.gpus} is not possible: a batch of {sequences:,} sequences cannot be divided "
-            "evenly."
-        )
+    _check_batch(planned, cluster.gpus)
     found = _warnings(planned, recipe, size_rule or SizeRule(), flops, rho)
     if tokens is not None and tokens < planned.batch_tokens:
         found.insert(
@@ -230,6 +223,36 @@ def make_plan(
             "step is trained.",
         )
     return Plan(planned, recipe, cluster, tuple(found))
+
+
+def _check_size(
+    arm: Arm, depth: int | None, flops: float | None, tokens: float | None, rho: float | None
+) -> None:
+    """Raise UsageError unless these set the size of a run, and its growth only if it grows."""
+    if flops is not None and tokens is not None:
+        raise UsageError("give `flops` or `tokens`, not both: either one sets the length of the run.")
+    if rho is not None and not 0 < rho <= 1:
+        raise UsageError(f"`rho` = {rho} is not valid: it is a fraction of the tokens, in (0, 1].")
+    if rho is not None and all(stage.start is not None for stage in arm.passes.stages):
+        raise UsageError(
+            f"`rho` has no meaning for {arm.name}: its schedule fixes when passes change, or they never do."
+        )
+    if depth is None and flops is None and tokens is None:
+        raise UsageError("give the size of the run: `depth`, `flops` or `tokens`.")
+
+
+def _check_batch(planned: PlannedRun, gpus: int) -> None:
+    """Raise UsageError unless the batch is whole sequences, which the GPUs share evenly."""
+    sequences, rest = divmod(planned.batch_tokens, planned.shape.context)
+    if rest:
+        raise UsageError(
+            f"`batch_tokens` = {planned.batch_tokens:,} is not a multiple of the context "
+            f"{planned.shape.context:,}."
+        )
+    if sequences % gpus:
+        raise UsageError(
+            f"`gpus` = {gpus} is not possible: a batch of {sequences:,} sequences cannot be divided evenly."
+        )
 
 
 def plan_ladders(choice: RecipeChoice, size_rule: SizeRule | None = None, **changes: int) -> list[PlannedRun]:
@@ -282,49 +305,60 @@ def _warnings(
 ) -> list[str]:
     """Warnings where a rule is used outside the range it was fitted in."""
     found: list[str] = []
-    depth = planned.shape.depth
-    papers = recipe_of(planned.arm)
-    tuned_by_paper = recipe.base == papers.base
-    exponent_of_paper = tuned_by_paper and recipe.learning_rate_exponent == papers.learning_rate_exponent
     if budget is not None and planned.steps == 1 and planned.flops.total > 1.5 * budget:
         found.append(
             f"a single step of {planned.batch_tokens:,} tokens costs {planned.flops.total:.3g} FLOPs, more "
             f"than the budget of {budget:.3g}."
         )
+    found += _scale_warnings(planned, recipe, size_rule)
+    without = flops_per_token(planned.arm, planned.shape, planned.schedule.initial).matrix
+    growth = planned.flops.matrix / planned.tokens / without  # 1 if nothing grows
+    tpp = planned.tokens / planned.recipe_parameters * growth  # at the initial cost
+    if abs(math.log(tpp / recipe.tpp)) > math.log(1.25):
+        found.append(
+            f"{tpp:.3g} tokens per parameter (at the initial cost) is over 25% from the recipe's "
+            f"{recipe.tpp:g}: this run is not compute-optimal by it."
+        )
+    if planned.rho is not None and rho is None:
+        found += _growth_warnings(planned, recipe, tpp)
+    if planned.arm.name != planned.arm.recipe:
+        found.append(f"{planned.arm.name} has no recipe in the paper: it follows {planned.arm.recipe}'s.")
+    return found
+
+
+def _scale_warnings(planned: PlannedRun, recipe: Recipe, size_rule: SizeRule) -> Iterator[str]:
+    """Warnings about hyperparameters and learning rate at this scale and depth."""
+    depth, papers = planned.shape.depth, recipe_of(planned.arm)
+    tuned_by_paper = recipe.base == papers.base
+    exponent_of_paper = tuned_by_paper and recipe.learning_rate_exponent == papers.learning_rate_exponent
     papers_scale = size_rule.aspect == 128 and size_rule.context == 2048 and size_rule.vocabulary == 50_304
     if tuned_by_paper and not papers_scale:
-        found.append(
+        yield (
             "this scale is not the paper's: its hyperparameters were tuned at width 128·depth, context 2048 "
             "and a vocabulary of 50,304."
         )
     if recipe.measured and not recipe.measured[0] <= depth <= recipe.measured[1]:
         low, high = recipe.measured
         where = "the paper measured this recipe" if exponent_of_paper else "this recipe was measured"
-        found.append(f"depth {depth} is outside d{low}-d{high}, where {where}.")
+        yield f"depth {depth} is outside d{low}-d{high}, where {where}."
     if exponent_of_paper and not 8 <= depth <= 12:
-        found.append(
+        yield (
             f"the learning-rate exponent {recipe.learning_rate_exponent:+.1f} was fitted at d8-d12 at most; "
             f"at d{depth} it is extrapolated."
         )
-    tpp = planned.tokens / planned.recipe_parameters
-    without = flops_per_token(planned.arm, planned.shape, planned.schedule.initial).matrix
-    growth = planned.flops.matrix / planned.tokens / without  # 1 if nothing grows
-    if abs(math.log(tpp * growth / recipe.tpp)) > math.log(1.25):
-        found.append(
-            f"{tpp * growth:.3g} tokens per parameter (at the initial cost) is over 25% from the recipe's "
-            f"{recipe.tpp:g}: this run is not compute-optimal by it."
+
+
+def _growth_warnings(planned: PlannedRun, recipe: Recipe, tpp: float) -> Iterator[str]:
+    """Warnings about ρ where the recipe's law gives it, at tokens per parameter without growth."""
+    depth, law = planned.shape.depth, recipe.growth_law
+    listed = recipe.listed_fraction(planned.arm, planned.shape)
+    if law is None or recipe.rho is not None or planned.rho == listed:
+        return
+    if law == recipe_of(planned.arm).growth_law and not 8 <= depth <= 10:
+        yield f"the growth law was fitted at anchors d8-d10; rho at d{depth} is extrapolated."
+    if law.measured_tpp is not None and not law.measured_tpp[0] <= tpp <= law.measured_tpp[1]:
+        low, high = law.measured_tpp
+        yield (
+            f"the growth law was fitted at {low:g} to {high:g} tokens per parameter without growth; this "
+            f"run has {tpp:.3g}."
         )
-    law = recipe.growth_law
-    listed = planned.rho == recipe.listed_fraction(planned.arm, planned.shape)
-    if planned.rho is not None and law is not None and rho is None and recipe.rho is None and not listed:
-        if law == papers.growth_law and not 8 <= depth <= 10:
-            found.append(f"the growth law was fitted at anchors d8-d10; rho at d{depth} is extrapolated.")
-        if law.measured_tpp is not None and not law.measured_tpp[0] <= tpp * growth <= law.measured_tpp[1]:
-            low, high = law.measured_tpp
-            found.append(
-                f"the growth law was fitted at {low:g} to {high:g} tokens per parameter without growth; this "
-                f"run has {tpp * growth:.3g}."
-            )
-    if planned.arm.name != planned.arm.recipe:
-        found.append(f"{planned.arm.name} has no recipe in the paper: it follows {planned.arm.recipe}'s.")
-    return found
