@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from steepen.runs.store import RunDirectory
 
 FILE = ".index"
-FORMAT = 2  # increase it when rows get other fields, or mean something else
+FORMAT = 3  # increase it when rows get other fields, or mean something else
 MIN_NEW = 64  # rows that are not in the file yet, from which it is written again; also a 32nd of all
 # A file that was changed so recently may be changed again without a difference in its times.
 SETTLED_SECONDS = 2.0

@@ -85,7 +85,7 @@ def _finished_row(run: RunDirectory) -> RunRow:
         row = _row_of_record(run.path.name, value)
         run.check_name(value["run"])
         record = RunRecord.from_dict(value)
-        return replace(row, more=_spec_fields(value["spec"], record.spec) | _record_fields(value))
+        return replace(row, more=_spec_fields(record.spec) | _record_fields(record))
     except (FileNotFoundError, PermissionError):
         raise
     except (OSError, ValueError, LookupError, TypeError, AttributeError, SteepenError) as error:
@@ -122,8 +122,7 @@ def _row_of_record(name: str, record: dict[str, Any]) -> RunRow:
 
 def _unfinished_row(run: RunDirectory) -> RunRow:
     try:
-        value = read_json(run.spec_file)
-        spec = RunSpec.from_dict(value)
+        spec = RunSpec.from_dict(read_json(run.spec_file))
     except (FileNotFoundError, PermissionError):
         raise
     except (OSError, ValueError, SteepenError) as error:
@@ -142,28 +141,28 @@ def _unfinished_row(run: RunDirectory) -> RunRow:
         flops=flops,
         status="waiting",
         steps=spec.steps,
-        more=_spec_fields(value, spec),
+        more=_spec_fields(spec),
     )
 
 
-def _spec_fields(value: dict[str, Any], spec: RunSpec) -> dict[str, Any]:
-    shape, data = value["shape"], value["data"]
+def _spec_fields(spec: RunSpec) -> dict[str, Any]:
+    shape, data = spec.shape, spec.data
     fields: dict[str, Any] = {
-        "recipe_arm": value["arm"].get("recipe"),
-        "width": shape.get("width"),
-        "context": shape.get("context"),
-        "vocabulary": shape.get("vocabulary"),
-        "steps": value["steps"],
-        "batch_tokens": value["batch_tokens"],
-        "precision": value.get("precision"),
-        "data": data.get("identity"),
-        "pool_tokens": data.get("pool_tokens"),
-        "epochs": data.get("epochs"),
-        "block": value["arm"].get("block"),
-        **value["hyperparameters"],
+        "recipe_arm": spec.arm.recipe,
+        "width": shape.width,
+        "context": shape.context,
+        "vocabulary": shape.vocabulary,
+        "steps": spec.steps,
+        "batch_tokens": spec.batch_tokens,
+        "precision": spec.precision,
+        "data": data.identity,
+        "pool_tokens": data.pool_tokens,
+        "epochs": data.epochs,
+        "block": spec.arm.block,
+        **spec.hyperparameters.to_dict(),
     }
     for section in _SECTIONS:
-        fields |= {f"{section}.{name}": one for name, one in (value.get(section) or {}).items()}
+        fields |= {f"{section}.{name}": one for name, one in to_builtins(getattr(spec, section)).items()}
     return fields | _counts(spec)
 
 
@@ -179,33 +178,32 @@ def _counts(spec: RunSpec) -> dict[str, Any]:
     return counts
 
 
-def _record_fields(record: dict[str, Any]) -> dict[str, Any]:
-    parameters, hardware = record["parameters"], record.get("hardware") or {}
+def _record_fields(record: RunRecord) -> dict[str, Any]:
+    parameters, hardware = record.parameters, record.hardware
     fields: dict[str, Any] = {
-        "loss": record["validation_loss"],
-        "bits_per_byte": record.get("validation_bits_per_byte"),
-        "train_loss": record.get("train_loss"),
-        "parameters": parameters["stored"],
-        "initial_parameters": parameters["initial_stored"],
-        "compute_active_parameters": parameters["compute_active"],
-        "mean_compute_active_parameters": parameters["mean_compute_active"],
-        "embedding_parameters": parameters["embedding"],
-        "seconds_training": record.get("seconds_training"),
-        "seconds_total": record.get("seconds_total"),
-        "mfu": record.get("mfu"),
-        "peak_memory_bytes": record.get("peak_memory_bytes"),
+        "loss": record.validation_loss,
+        "bits_per_byte": record.validation_bits_per_byte,
+        "train_loss": record.train_loss,
+        "parameters": parameters.stored,
+        "initial_parameters": parameters.initial_stored,
+        "compute_active_parameters": parameters.compute_active,
+        "mean_compute_active_parameters": parameters.mean_compute_active,
+        "embedding_parameters": parameters.embedding,
+        "seconds_training": record.seconds_training,
+        "seconds_total": record.seconds_total,
+        "mfu": record.mfu,
+        "peak_memory_bytes": record.peak_memory_bytes,
         "device": hardware.get("name") or hardware.get("device"),
         "host": hardware.get("host"),
-        "validation_data": record.get("validation_identity"),
-        "resumed": record.get("resumed", 0),
-        # A run that shares its first steps with none is its own trunk.
-        "trunk": record.get("trunk") or record["run"],
-        "trunk_steps": record.get("trunk_steps", 0),
-        "spent_flops": record["flops"] - record.get("trunk_flops", 0.0),
+        "validation_data": record.validation_identity,
+        "resumed": record.resumed,
+        "trunk": record.trunk or record.run,  # a run that shares its first steps with none is its own trunk
+        "trunk_steps": record.trunk_steps,
+        "spent_flops": record.spent_flops,
     }
-    scores = record.get("validation_scores") or [{}]
-    fields |= {f"loss.{name}": loss for name, loss in (scores[-1].get("by_source") or {}).items()}
-    return fields | score_fields(record.get("evaluation") or {})
+    for score in record.validation_scores[-1:]:
+        fields |= {f"loss.{name}": loss for name, loss in score.by_source.items()}
+    return fields | score_fields(record.evaluation)
 
 
 def score_fields(scores: dict[str, Any]) -> dict[str, Any]:
