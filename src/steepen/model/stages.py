@@ -183,6 +183,46 @@ class PassSchedule(Checked):
         return replace(self, stages=grown if rho == 1.0 else (first, *grown))
 
 
+@dataclass(frozen=True)
+class _Track:
+    """The sizes of an axis over a schedule, and the starts of all but the first (None: the recipe's)."""
+
+    sizes: list[Any]
+    starts: list[float] | None
+
+    @property
+    def grows(self) -> bool:
+        return len(self.sizes) > 1
+
+    def at(self, index: int, time: float | None) -> Any:
+        """The size in the stage of an index, which begins at a fraction of the tokens."""
+        if time is None or self.starts is None:  # all axes that grow have as many stages
+            return self.sizes[index] if self.grows else self.sizes[0]
+        return self.sizes[sum(start <= time for start in self.starts)]
+
+    @staticmethod
+    def of(schedule: PassSchedule, axis: str) -> _Track:
+        """The track of an axis in a schedule."""
+        sizes = [getattr(stage, axis) for stage in schedule.stages]
+        changes = [i for i, (before, after) in enumerate(pairwise(sizes), 1) if before != after]
+        known = [start for i in changes if (start := schedule.stages[i].start) is not None]
+        starts = known if len(known) == len(changes) else None
+        return _Track([sizes[0], *(sizes[i] for i in changes)], starts)
+
+    @staticmethod
+    def parse(axis: str, text: str) -> _Track:
+        """From 1-all@0.3: sizes, and the starts of all but the first, or none."""
+        words, at, starts = text.partition("@")
+        sizes = [_size(axis, word) for word in words.split("-")]
+        known = [_number(axis, start) for start in starts.split("-")] if at else None
+        if len(sizes) < 2 or (known is not None and len(known) != len(sizes) - 1):
+            raise UsageError(
+                f"the growth {axis}={text} is not valid: give the sizes of two or more stages, and the start "
+                f"of all but the first or none, as in passes=2-4-6@0.5-0.8 or blocks=1-all."
+            )
+        return _Track(sizes, known)
+
+
 def parse_growth(schedule: PassSchedule, settings: Sequence[str]) -> PassSchedule:
     """Read growth settings, as in the arm vanilla+blocks=1-all@0.3+width=0.5-1@0.6, into an arm's schedule.
 
@@ -190,51 +230,31 @@ def parse_growth(schedule: PassSchedule, settings: Sequence[str]) -> PassSchedul
     the arm's own size. Without starts they are the recipe's, and all axes grow together.
     """
     chosen: dict[str, Any] = {}
-    tracks = {axis: _track(schedule, axis) for axis in AXES}
+    tracks = {axis: _Track.of(schedule, axis) for axis in AXES}
     for setting in settings:
         name, _, text = setting.partition("=")
         if name in CHOICES:
             chosen[name] = text
-            continue
-        sizes, at, starts = text.partition("@")
-        values = [_size(name, size) for size in sizes.split("-")]
-        known = [_number(name, start) for start in starts.split("-")] if at else None
-        if len(values) < 2 or (known is not None and len(known) != len(values) - 1):
-            raise UsageError(
-                f"the growth {name}={text} is not valid: give the sizes of two or more stages, and the start "
-                f"of all but the first or none, as in passes=2-4-6@0.5-0.8 or blocks=1-all."
-            )
-        tracks[name] = values, known
-    growing = {axis: track for axis, track in tracks.items() if len(track[0]) > 1}
-    fixed = {axis: values[0] for axis, (values, _) in tracks.items() if len(values) == 1}
-    given = [starts for _, starts in growing.values() if starts is not None]
-    if not given:
-        lengths = {len(values) for values, _ in growing.values()}
-        if len(lengths) > 1:
-            raise UsageError("axes that grow together need as many stages each: give their starts with @.")
-        times: list[float | None] = [0.0, *[None] * (max(lengths, default=1) - 1)]
-        columns = {axis: values for axis, (values, _) in growing.items()}
-    elif len(given) < len(growing):
-        raise UsageError("give the starts of every axis that grows, or of none.")
-    else:
-        times = [0.0, *sorted({start for starts in given for start in starts})]
-        columns = {
-            axis: [values[sum(start <= time for start in starts or ())] for time in times if time is not None]
-            for axis, (values, starts) in growing.items()
-        }
+        else:
+            tracks[name] = _Track.parse(name, text)
     stages = [
-        Stage(start=time, **fixed, **{axis: values[index] for axis, values in columns.items()})
-        for index, time in enumerate(times)
+        Stage(start=time, **{axis: track.at(index, time) for axis, track in tracks.items()})
+        for index, time in enumerate(_stage_starts([track for track in tracks.values() if track.grows]))
     ]
     return replace(schedule, stages=tuple(stages), **chosen)
 
 
-def _track(schedule: PassSchedule, axis: str) -> tuple[list[Any], list[float] | None]:
-    """The sizes of an axis over a schedule, and the starts of all but the first (None: the recipe's)."""
-    sizes = [getattr(stage, axis) for stage in schedule.stages]
-    changes = [i for i, (before, after) in enumerate(pairwise(sizes), 1) if before != after]
-    starts = [start for i in changes if (start := schedule.stages[i].start) is not None]
-    return [sizes[0], *(sizes[i] for i in changes)], starts if len(starts) == len(changes) else None
+def _stage_starts(growing: Sequence[_Track]) -> list[float | None]:
+    """When the stages begin in which some axes grow; None where the recipe decides it."""
+    given = [track.starts for track in growing if track.starts is not None]
+    if len(given) not in (0, len(growing)):
+        raise UsageError("give the starts of every axis that grows, or of none.")
+    if given:
+        return [0.0, *sorted({start for starts in given for start in starts})]
+    lengths = {len(track.sizes) for track in growing}
+    if len(lengths) > 1:
+        raise UsageError("axes that grow together need as many stages each: give their starts with @.")
+    return [0.0, *[None] * (max(lengths, default=1) - 1)]
 
 
 def _size(axis: str, text: str) -> Any:
