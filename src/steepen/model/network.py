@@ -201,38 +201,13 @@ class Network(nn.Module):
         passes = self.passes if passes is None else passes
         visit = visit or self.visit
         self._check(tokens, passes, in_order=layout is None)
-        dtype = self.branch_dtype
-        if layout is None:
-            # The fused path applies RoPE in fp32 whatever the compute dtype.
-            exact = self.fused is not None and self.arm.fused_block
-            table = self.rotary[:, : tokens.shape[-1]].contiguous()
-            rotary, rest = table if exact else table.to(dtype), ()
-        else:
-            mask, window = layout.mask, self.arm.block_options.window
-            if mask is not None and window is not None and cache is None:  # a cache knows its keys' positions
-                distance = layout.positions[:, None, :, None] - layout.positions[:, None, None, :]
-                mask = mask & (distance < window)
-            rotary, rest = self.rotary[:, layout.positions].to(dtype), (mask,)
-
-        custom = ":" in self.arm.block
-        apply = call_custom_block(self.arm.block) if custom else nn.Module.__call__
-        if self.recompute:
-            # Only custom blocks may draw random numbers, and a CUDA graph cannot save the generator's state.
-            again = contextlib.nullcontext if self.fused is None else self.fused.signal.recomputing
-            apply = functools.partial(
-                checkpoint,
-                apply,
-                use_reentrant=False,
-                preserve_rng_state=custom,
-                early_stop=not custom,  # it is an exception, which a failing custom block would be blamed for
-                context_fn=lambda: (contextlib.nullcontext(), again()),
-            )
-        slots = None if cache is None else iter(cache)
+        rotary, *mask = self._positions(tokens, layout, cached=cache is not None)
+        call, slots = self._call_block(), None if cache is None else iter(cache)
 
         def run(blocks: nn.ModuleList, x: Tensor) -> Tensor:
             for block in blocks:
                 slot = () if slots is None else (next(slots),)
-                x = apply(block, x, rotary, *rest, *slot)
+                x = call(block, x, rotary, *mask, *slot)
                 if visit is not None:
                     visit(self._one_stream(x))
             return x
@@ -248,6 +223,38 @@ class Network(nn.Module):
             with torch.set_grad_enabled(torch.is_grad_enabled() and index >= skipped):
                 h = run(core, self._core_input(h, e))
         return self._one_stream(run(self.coda, self._apply_boundary(self.coda_boundary, h, e)))
+
+    def _positions(
+        self, tokens: Tensor, layout: TokenLayout | None, *, cached: bool
+    ) -> tuple[Tensor] | tuple[Tensor, Tensor | None]:
+        """What every block gets beside the hidden states: the RoPE table and, with a layout, the mask."""
+        if layout is None:
+            # The fused path applies RoPE in fp32 whatever the compute dtype.
+            exact = self.fused is not None and self.arm.fused_block
+            table = self.rotary[:, : tokens.shape[-1]].contiguous()
+            return (table if exact else table.to(self.branch_dtype),)
+        mask, window = layout.mask, self.arm.block_options.window
+        if mask is not None and window is not None and not cached:  # a cache knows its keys' positions
+            distance = layout.positions[:, None, :, None] - layout.positions[:, None, None, :]
+            mask = mask & (distance < window)
+        return self.rotary[:, layout.positions].to(self.branch_dtype), mask
+
+    def _call_block(self) -> Callable[..., Tensor]:
+        """How blocks are called: custom ones named in errors; with `recompute` again in the backward."""
+        custom = ":" in self.arm.block
+        call = call_custom_block(self.arm.block) if custom else nn.Module.__call__
+        if not self.recompute:
+            return call
+        # Only custom blocks may draw random numbers, and a CUDA graph cannot save the generator's state.
+        again = contextlib.nullcontext if self.fused is None else self.fused.signal.recomputing
+        return functools.partial(
+            checkpoint,
+            call,
+            use_reentrant=False,
+            preserve_rng_state=custom,
+            early_stop=not custom,  # it is an exception, which a failing custom block would be blamed for
+            context_fn=lambda: (contextlib.nullcontext(), again()),
+        )
 
     def _one_stream(self, x: Tensor) -> Tensor:
         """The mean of the copies of the residual stream that hyper-connections have; else x."""
