@@ -90,36 +90,30 @@ class LocalLauncher(LauncherBase):
         for name, value in (("jobs", jobs), ("runs_per_gpu", runs_per_gpu), ("threads", threads)):
             if value is not None:
                 require_whole(name, value)
-        requested = str(context.options.get("device", "auto"))
-        devices = [] if requested == "cpu" else [device for device, _ in visible_gpus()]
-        index = requested.removeprefix("cuda:")
-        if index.isdigit() and int(index) < len(devices):
-            devices = [devices[int(index)]]
-            context = replace(context, options={**context.options, "device": "cuda"})  # the only one it sees
-        self.devices: list[str | None] = [*devices] * (runs_per_gpu or 1)
-        if not devices:
-            self.devices = [None] * (jobs or max(1, available_cores() // threads))
-        elif jobs is not None:  # spread over the GPUs; several share one only if `jobs` asks for it
-            self.devices = [devices[i % len(devices)] for i in range(jobs)]
+        gpus, context = _chosen_gpus(context)
+        single = context.gpus_per_run.single
+        if not single and (runs_per_gpu or 1) > 1:
+            raise UsageError("runs_per_gpu and `gpus_per_run` exclude each other.")
         self.threads = threads
         self.waiting: list[Job] = []  # for enough free slots
-        pool: list[str | None] = [*(devices or [None] * available_cores())]
-        if not context.gpus_per_run.single:
-            if (runs_per_gpu or 1) > 1:
-                raise UsageError("runs_per_gpu and `gpus_per_run` exclude each other.")
+        # A run that may have several GPUs takes as many slots, of a pool of all GPUs.
+        pool: list[str | None] = [*(gpus or [None] * available_cores())]
+        if single:
+            self.devices = _devices_of_single_runs(gpus, jobs, runs_per_gpu or 1, threads)
+        else:
             count = context.gpus_per_run.count
             most = max(1, len(pool) // (1 if count == "auto" else count))
-            self.devices, overlap = pool[: min(most, jobs or most)], False
+            self.devices = pool[: min(most, jobs or most)]
         # Further runs per GPU are set up while the first trains, unless runs share the GPUs anyway.
-        self.overlap = overlap and bool(devices) and len(set(self.devices)) == len(self.devices)
+        alone = bool(gpus) and len(set(self.devices)) == len(self.devices)
+        self.overlap = overlap and single and alone
         # Several runs train on a GPU if that is asked for, or if nothing else is and they are small.
         at_once = runs_per_gpu or (RUNS_AT_ONCE if self.overlap else 1)
-        self.serves = bool(devices) and at_once > 1 and MultiProcessService.available()
+        self.serves = bool(gpus) and at_once > 1 and MultiProcessService.available()
         self.service: MultiProcessService | None = None
         self.light = False  # whether the runs that were started last are
         self.ahead = 1 if not self.overlap else at_once if self.serves else 2  # runs started per GPU
-        # A run that may have several GPUs takes as many slots, of a pool of all GPUs.
-        slots = self.devices * self.ahead if context.gpus_per_run.single else pool
+        slots = self.devices * self.ahead if single else pool
         self.free_slots, self.slot_count = [Slot(device) for device in slots], len(slots)
         super().__init__(context, len(self.devices))
 
@@ -213,6 +207,28 @@ class LocalLauncher(LauncherBase):
         if self.service is not None:
             self.service.stop()
             self.service = None
+
+
+def _chosen_gpus(context: LaunchContext) -> tuple[list[str], LaunchContext]:
+    """The GPUs that runs may use, and the context with the device as a run sees it that is given one."""
+    requested = str(context.options.get("device", "auto"))
+    gpus = [] if requested == "cpu" else [device for device, _ in visible_gpus()]
+    index = requested.removeprefix("cuda:")
+    if index.isdigit() and int(index) < len(gpus):
+        only = replace(context, options={**context.options, "device": "cuda"})  # the only one it sees
+        return [gpus[int(index)]], only
+    return gpus, context
+
+
+def _devices_of_single_runs(
+    gpus: list[str], jobs: int | None, runs_per_gpu: int, threads: int
+) -> list[str | None]:
+    """The device of each run that trains at the same time, where every run has one: a GPU, or None."""
+    if not gpus:
+        return [None] * (jobs or max(1, available_cores() // threads))
+    if jobs is None:
+        return [*gpus] * runs_per_gpu
+    return [gpus[i % len(gpus)] for i in range(jobs)]  # several share one only if `jobs` asks for it
 
 
 CONTROL = "nvidia-cuda-mps-control"
