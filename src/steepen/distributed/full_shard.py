@@ -9,7 +9,7 @@ the new weight. Embedding and head are stepped where their rows are.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from typing import Any, cast
 
 import torch
@@ -95,12 +95,7 @@ class FullyShardedOptimizer(DistributedOptimizer):
         fill: Callable[[str, Tensor], None] | None = None,
     ) -> None:
         shapes = {name: tuple(p.shape) for name, p in network.named_parameters()}
-        pieces = [piece for piece in assign_owners(shapes, world.size) if piece.name not in ROW_SHARDED]
-        for name in ROW_SHARDED:  # the rows that FSDP2 gives to each rank
-            rows = shapes[name][0]
-            each = -(-rows // world.size)
-            ranges = [(min(rank * each, rows), min((rank + 1) * each, rows)) for rank in range(world.size)]
-            pieces += [Piece(name, rank, a, b, shapes[name]) for rank, (a, b) in enumerate(ranges) if b > a]
+        pieces = _assign_pieces(shapes, world.size)
         owned = owned_by(pieces, world.rank)
         masters: dict[str, nn.Parameter] = {}
         names = {module: name for name, module in network.named_modules()}
@@ -138,7 +133,6 @@ class FullyShardedOptimizer(DistributedOptimizer):
         masters = {name: masters[name] for name in shapes if name in masters}
         super().__init__(pieces, masters, hyperparameters, config, world)
         self.matrices = [piece for piece in pieces if piece.name not in ROW_SHARDED]
-        self.bytes_exchanged = 0  # gathered by and scattered from this rank's matrices, since the start
 
     @contextlib.contextmanager
     def micro_batch(self, *, last: bool) -> Generator[None]:
@@ -184,7 +178,6 @@ class FullyShardedOptimizer(DistributedOptimizer):
                     for part, values in zip(parts, whole.split(sizes, dimension), strict=True):
                         part[: values.numel()] = values.reshape(-1)
                 work = self._start(dist.scatter, flat, parts, piece.owner)
-            self.bytes_exchanged += sum(part.numel() * part.element_size() for part in parts)
             waiting.append((piece, work, parts, flat))
             if len(waiting) > MAX_IN_FLIGHT:
                 self._complete(*waiting.pop(0), gather=gather)
@@ -220,6 +213,17 @@ class FullyShardedOptimizer(DistributedOptimizer):
         """Set every gradient to None."""
         for parameter in self.parameters.values():
             parameter.grad = None
+
+
+def _assign_pieces(shapes: Mapping[str, tuple[int, ...]], ranks: int) -> list[Piece]:
+    """Owners of whole matrices, and for embedding and head the rows that FSDP2 gives to each rank."""
+    pieces = [piece for piece in assign_owners(shapes, ranks) if piece.name not in ROW_SHARDED]
+    for name in ROW_SHARDED:
+        rows = shapes[name][0]
+        each = -(-rows // ranks)
+        ranges = [(min(rank * each, rows), min((rank + 1) * each, rows)) for rank in range(ranks)]
+        pieces += [Piece(name, rank, a, b, shapes[name]) for rank, (a, b) in enumerate(ranges) if b > a]
+    return pieces
 
 
 def local_shard(parameter: Any) -> Tensor:
