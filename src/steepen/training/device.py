@@ -29,13 +29,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steepen.errors import UsageError
-from steepen.recipe.memory import accelerator_of, training_memory
+from steepen.recipe.memory import accelerator_of, automatic_micro_batch, training_memory
 from steepen.runs.spec import RunSpec, is_light
 from steepen.utils.files import GPU_LOCKS_VARIABLE, RUNS_PER_GPU_VARIABLE, open_without_links
 
 HOPPER = 9  # major compute capability
 _SMALL = 1 / 6  # of the GPU's memory: four such runs fit, also if the estimates are too low by a third
-_MICRO_BATCH_TOKENS = 65_536  # the first micro-batch that gradient accumulation tries
 _POLL_SECONDS = 0.005
 
 
@@ -143,7 +142,7 @@ def keep_freed_memory() -> None:
 
 def is_small(spec: RunSpec, memory_bytes: int) -> bool:
     """Whether a run is expected to need so little memory that another fits beside it."""
-    micro_batch = max(1, min(spec.batch_tokens, _MICRO_BATCH_TOKENS) // spec.shape.context)
+    micro_batch = automatic_micro_batch(spec.batch_sequences, spec.shape.context)
     needed = training_memory(spec.planned_run, 1, micro_batch, optimizer=spec.optimizer).total
     return needed <= _SMALL * memory_bytes
 
