@@ -36,7 +36,6 @@ def make_steps(depth: int, batch_tokens: int, arm: str, data: str) -> Callable[[
     from steepen.distributed.world import World
     from steepen.runs.store import RunStore
     from steepen.training.run import make_loaders
-    from steepen.training.run_state import load_or_init
     from steepen.training.train_options import TrainOptions
     from steepen.training.trainer import Trainer
     from steepen.utils.progress import ProgressDisplay
@@ -45,18 +44,16 @@ def make_steps(depth: int, batch_tokens: int, arm: str, data: str) -> Callable[[
         arm, depth, data, tokens=batch_tokens * 1000, batch_tokens=batch_tokens, precision="bf16",
         validation_tokens=batch_tokens, epochs=10_000, **SHAPE,
     )  # fmt: skip
-    device, options = torch.device("cuda"), TrainOptions(quiet=True)
+    world, options = World(device=torch.device("cuda")), TrainOptions(quiet=True)
     with tempfile.TemporaryDirectory() as runs:
         directory = RunStore(Path(runs)).run(spec)
         loaders = make_loaders(spec, Dataset.open(Path(data)))
-        trainer = Trainer(spec, *loaders, directory, options, ProgressDisplay(quiet=True), device, World())
-        trainer.network, trainer.optimizer, _ = load_or_init(
-            spec, directory.checkpoints, device, trainer.mode, lambda _: None
-        )
+        trainer = Trainer(spec, *loaders, directory, options, ProgressDisplay(quiet=True), world)
+        trainer.network, trainer.optimizer, _ = trainer.states.load_or_init(directory)
         trainer.stage = 0
         trainer._prepare_steps()  # pyright: ignore[reportPrivateUsage]
     rows = spec.batch_sequences, spec.shape.context
-    inputs, targets = (torch.randint(0, spec.shape.token_ids, rows, device=device) for _ in range(2))
+    inputs, targets = (torch.randint(0, spec.shape.token_ids, rows, device=world.device) for _ in range(2))
     stream = torch.cuda.Stream()
 
     def train(count: int) -> None:

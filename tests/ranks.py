@@ -72,7 +72,7 @@ def _rank(
     gc.freeze()  # collections need not go through what the parent has
     try:
         world = World(environment)
-        world.join(torch.device("cpu"), "gloo", TIMEOUT)
+        world.join("gloo", TIMEOUT)
         end.send((False, function(world, *arguments)))
         world.leave()
     except BaseException:

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
+from grown_networks import grow
 from steepen.data import Tokenizer, ValidationSet
 from steepen.data.prepare import PrepareRequest, prepare
 from steepen.evaluation.core.bundle import Item, Task
 from steepen.evaluation.core.prompt_encoding import TaskEncoder
 from steepen.model.arms import find_arm
-from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.shape import SizeRule
 from steepen.model.stages import PassSchedule
@@ -102,8 +102,9 @@ def test_sixty_steps_of_training(arm: str, stored: dict[str, Any]) -> None:
     schedule = build_schedule(spec)
     optimizer = Optimizer(network.named_parameters(), spec.hyperparameters, spec.optimizer, network.refresh)
     for step in range(authors.STEPS):
-        if schedule.grown_passes[step] > network.passes:
-            optimizer.grow(network.named_parameters(), grow(network, int(schedule.grown_passes[step])))
+        stored = schedule.networks[schedule.network[step]].passes
+        if stored > network.passes:
+            optimizer.grow(network.named_parameters(), grow(network, stored))
         if (logits := expected.get(f"logits at {step}")) is not None:
             with torch.no_grad():
                 own = network(authors.batch(step)[0], passes=int(schedule.passes[step]))

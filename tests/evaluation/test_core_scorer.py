@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from grown_networks import grow
 from steepen.data import Tokenizer
 from steepen.evaluation.core.bundle import Bundle, Item, Task
 from steepen.evaluation.core.prompt_encoding import Example, TaskEncoder
@@ -28,7 +29,6 @@ from steepen.evaluation.core.scorer import (
 from steepen.evaluation.core.suite import CORE17, CORE22
 from steepen.model.arms import find_arm
 from steepen.model.block import TransformerBlock
-from steepen.model.growth import grow
 from steepen.model.network import Network
 
 from .core_reference import score_one

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from grown_networks import grow
 from steepen.execution import cpu_fused as cpu
 from steepen.model.arms import find_arm
 from steepen.model.block import TransformerBlock, rotary_table
 from steepen.model.config import ModelOptions, Multipliers
-from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.loss import linear_cross_entropy
 from steepen.model.network import Network, TokenLayout

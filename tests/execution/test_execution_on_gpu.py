@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from grown_networks import grow
 from steepen.execution.select import apply_execution_mode, compile_blocks, compile_network
 from steepen.model.arms import ARMS, find_arm
 from steepen.model.config import ModelOptions, StreamPrecision
-from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from grown_networks import grow
 from steepen.errors import UsageError
 from steepen.execution import gpu_fused
 from steepen.execution.float8_linear import Float8Linear, float8_linear_where_aligned, quantize_weights
@@ -30,7 +31,6 @@ from steepen.kernels.fp8 import (
 )
 from steepen.model.arms import find_arm
 from steepen.model.config import ModelOptions, Multipliers
-from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule

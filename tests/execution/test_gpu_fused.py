@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from grown_networks import grow
 from steepen.execution.gpu_fused import install_fused_gpu
 from steepen.execution.linear import FusedLinear
 from steepen.kernels.dispatch import REFERENCE, TRITON, TRITON_BLOCK
 from steepen.model.arms import ARMS, find_arm
 from steepen.model.block import TransformerBlock
 from steepen.model.config import ModelOptions, Multipliers, StreamPrecision
-from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, copy_weights, initialize, materialize
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from grown_networks import grow
 from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.arms import ARMS, MAIN_ARMS, PAPER_NAMES, arm_key, find_arm
 from steepen.model.block import TransformerBlock
 from steepen.model.boundary import Norm
-from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.shape import Shape, SizeRule
 from steepen.model.stages import PassSchedule

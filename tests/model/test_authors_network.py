@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from grown_networks import grow
 from steepen.errors import UsageError
 from steepen.execution.cpu_fused import install_fused_cpu
 from steepen.execution.gpu_fused import install_fused_gpu
 from steepen.execution.linear import FusedLinear
 from steepen.model.arms import ARMS
 from steepen.model.config import ModelOptions, Multipliers
-from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.loss import mean_loss
 from steepen.model.network import Network

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from grown_networks import grow
 from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.arms import ARMS, find_arm
 from steepen.model.config import Multipliers
-from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
@@ -208,10 +208,7 @@ def test_new_cores_optimizer_state_follows_the_policy(policy: GrowthState) -> No
         assert state[new]["second"].data_ptr() != state[source]["second"].data_ptr()
 
 
-def test_growth_rejects_fewer_passes_and_an_unknown_policy() -> None:
-    network = build("untied-grow")
-    with pytest.raises(UsageError, match="growth only adds"):
-        grow(network, 1)
+def test_an_unknown_policy_for_optimizer_state_is_rejected() -> None:
     with pytest.raises(UsageError, match="copy, zero, fresh"):
         grow_state({}, {}, "keep")  # type: ignore[arg-type]
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+from grown_networks import grow
 from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.model.block import Block, TransformerBlock
 from steepen.model.block_variant import VariantBlock
-from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.shape import SizeRule
 from steepen.optim.config import OptimizerConfig

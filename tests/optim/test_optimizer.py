@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from grown_networks import grow
 from steepen.execution.cuda_graphs import StreamPool
 from steepen.model.arms import ARMS, find_arm
-from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule

@@ -75,7 +75,7 @@ def test_run_killed_at_any_point_ends_with_the_same_weights(
     broken = RunStore(tmp_path / "broken")
     targets: dict[str, tuple[Any, str, bool]] = {
         "step": (Optimizer, "step", False),
-        "grow": (Optimizer, "grow", True),
+        "grow": (training_run.StateLoader, "grow", True),
         "save": (checkpoints, "save_file", False),
         "rename": (Path, "rename", False),
         "prune": (checkpoints, "prune", False),
@@ -335,7 +335,7 @@ def test_signal_saves_a_checkpoint_and_prints_how_to_resume(
 
 
 PHASES: dict[str, tuple[Any, str, int]] = {  # where SIGTERM arrives: at the beginning of the so-manyth call
-    "start": (training_run, "load_or_init", 1),
+    "start": (training_run.StateLoader, "load_or_init", 1),
     "compilation": (training_run.Trainer, "_prepare_steps", 1),
     "first step": (Optimizer, "step", 1),
     "checkpoint": (checkpoints, "write_checkpoint", 1),

@@ -90,7 +90,8 @@ def test_a_growth_phase_shorter_than_the_default_rewarm_never_reaches_the_schedu
 
 def test_growth_changes_the_passes_in_the_schedule(make_spec: Callable[..., RunSpec]) -> None:
     schedule = build_schedule(make_spec(steps=12))
-    assert schedule.passes.tolist() == schedule.grown_passes.tolist() == [2] * 6 + [4] * 6
+    assert schedule.passes.tolist() == [2] * 6 + [4] * 6
+    assert [schedule.networks[index].passes for index in schedule.network] == [2] * 6 + [4] * 6
     assert schedule.eval_passes[-1] == 4
     with pytest.raises(ValueError, match="read-only"):
         schedule.passes[0] = 3
@@ -134,7 +135,7 @@ def test_a_run_that_stops_early_takes_the_first_steps_of_the_longer_run(
     assert stopped.pool_size(10**9) == whole.pool_size(10**9)
     schedule, longer = build_schedule(stopped), build_schedule(whole)
     assert (schedule.lr_factor == longer.lr_factor[:stop]).all() and len(schedule) == stop
-    assert (schedule.grown_passes == longer.grown_passes[:stop]).all()
+    assert (schedule.network == longer.network[:stop]).all()
     options = TrainOptions(device="cpu", quiet=True, validate_every=stop)
     first = train(whole, tiny_data, RunStore(tmp_path), options)
     second = train(stopped, tiny_data, RunStore(tmp_path), options)

@@ -233,7 +233,7 @@ def test_the_schedule_before_the_branch_point_does_not_depend_on_what_follows(ma
                     ):
                         assert one.trunk == other.trunk is not None
                         shared = min(one.branch_point, other.branch_point)
-                        for column in ("lr_factor", "passes", "grown_passes"):
+                        for column in ("lr_factor", "passes", "network"):
                             rows = [getattr(build_schedule(s), column)[:shared] for s in (one, other)]
                             assert len(rows[0]) == shared and np.array_equal(*rows)
                         checked += shared

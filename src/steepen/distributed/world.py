@@ -39,12 +39,14 @@ class RanksDiffer(UsageError):
 
 
 class World:
-    """This process among those of a run; `World()` is a single process."""
+    """This process among those of a run, with its device; `World()` is a single process on a CPU."""
 
-    def __init__(self, environment: ProcessEnvironment | None = None) -> None:
+    def __init__(
+        self, environment: ProcessEnvironment | None = None, device: torch.device | None = None
+    ) -> None:
         self.environment = environment or ProcessEnvironment()
         self.rank, self.size = self.environment.rank, self.environment.size
-        self.device = torch.device("cpu")
+        self.device = device or torch.device("cpu")
         self.backend = "none"
         self.step = 0  # the last that `progress` was told
         self.monitor: Monitor | None = None
@@ -57,7 +59,7 @@ class World:
         """Whether this is rank 0."""
         return self.rank == 0
 
-    def join(self, device: torch.device, backend: str, timeout: float = DEFAULT_TIMEOUT) -> None:
+    def join(self, backend: str, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Connect to the other processes and start watching them."""
         if self.size == 1:
             return
@@ -67,14 +69,14 @@ class World:
             host = self.is_main and not where.store_is_elsewhere
             store = open_store(where.address, where.port, _JOIN_SECONDS, host=host)
             self._store = PrefixStore(f"steepen/{where.restart}", store)
-            self.device, self.backend = device, backend
+            self.backend = backend
             dist.init_process_group(
                 backend,
                 store=PrefixStore("group", self._store),
                 rank=self.rank,
                 world_size=self.size,
                 timeout=wait,
-                device_id=device if backend == "nccl" else None,
+                device_id=self.device if backend == "nccl" else None,
             )
         except (RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
@@ -98,6 +100,8 @@ class World:
         """Wait for the others, stop watching them and close the process group."""
         if self.size == 1 or self.monitor is None:
             return
+        # No rank stops its heartbeat before all have done their work, or it would seem lost; and none closes
+        # its connections before all have stopped watching.
         self.barrier()
         self.monitor.stop()
         self.barrier()
@@ -236,9 +240,9 @@ def joined_world(
 
     NCCL connects GPUs, gloo CPUs and several ranks on one GPU (`shared_device`).
     """
-    world = World(process_environment())
+    world = World(process_environment(), device)
     backend = "nccl" if device.type == "cuda" and not shared_device else "gloo"
-    world.join(device, backend, timeout)
+    world.join(backend, timeout)
     try:
         yield world
     except BaseException:

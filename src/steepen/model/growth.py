@@ -15,7 +15,6 @@ Experts of a dense MLP keep it where a token uses two or more, of which their nu
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,10 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from steepen.errors import UsageError
 from steepen.model.arm import StageNetwork
-from steepen.model.init import allocate, build_on_meta, initializer
-from steepen.model.network import Network
 from steepen.model.stages import BlockOrder, NewWidth, PassSchedule
 
 Fill = Callable[[str, Tensor], None]
@@ -309,39 +305,3 @@ def block_origins(old: int, new: int, order: BlockOrder) -> list[tuple[int | Non
         return [(index % old, index < old) for index in range(new)]
     sources = [index * old // new for index in range(new)]
     return [(source, source not in sources[:index]) for index, source in enumerate(sources)]
-
-
-def grown(
-    network: Network, after: StageNetwork, schedule: PassSchedule, *, init_scale: float = 1.0, seed: int = 0
-) -> Network:
-    """A network of the next stage on the same device, in the same dtype, with the weights of this one."""
-    before = StageNetwork(network.arm, network.shape, network.passes)
-    growth = Growth(before, after, schedule)
-    multipliers, options = network.multipliers, network.options
-    larger = build_on_meta(after.shape, after.arm, multipliers, options, passes=after.passes)
-    allocate(larger, network.embedding.device, network.embedding.dtype)
-    fresh = initializer(larger, embedding_std=1.0, init_scale=init_scale, seed=seed)
-    old = dict(network.named_parameters())
-    with torch.no_grad():
-        for name, parameter in larger.named_parameters():
-            growth.fill(name, parameter, old.__getitem__, fresh)
-    larger.refresh()
-    return larger
-
-
-def grow(network: Network, passes: int) -> dict[str, str]:
-    """Grow a network in place to `passes` core passes; returns new parameter name → copied one."""
-    if passes < network.passes:
-        raise UsageError(f"cannot grow from {network.passes} to {passes} passes: growth only adds passes.")
-    sources: dict[str, str] = {}
-    first = len(network.cores)
-    for index in () if network.arm.tied else range(first, passes):
-        origin = index % first
-        # A deep copy keeps dtype, device and the compiled forward; the parameters are new.
-        network.cores.append(copy.deepcopy(network.cores[origin]))
-        for name, _ in network.cores[index].named_parameters():
-            sources[f"cores.{index}.{name}"] = f"cores.{origin}.{name}"
-    if network.fused is not None and not network.arm.tied:
-        network.fused.install_in_new_blocks()
-    network.passes = passes
-    return sources

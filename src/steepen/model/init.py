@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -107,25 +107,27 @@ class WeightsMismatch(SteepenError):
 
 def copy_weights(network: Network, weights: Mapping[str, Tensor]) -> None:
     """Copy saved values into every parameter; raises on a missing, unexpected or misshapen one."""
-    fill = weight_copier(network, weights)
+    fill = weight_copier(network, weights, weights.__getitem__)
     for name, parameter in network.named_parameters():
         fill(name, parameter)
     network.refresh()
 
 
-def weight_copier(network: Network, weights: Mapping[str, Tensor]) -> Callable[[str, Tensor], None]:
-    """A function that copies the saved values of a parameter into a tensor of its shape.
+def weight_copier(
+    network: Network, names: Iterable[str], read: Callable[[str], Tensor]
+) -> Callable[[str, Tensor], None]:
+    """A function that copies the saved values of a parameter, which `read` gives, into a tensor of its shape.
 
-    Raises WeightsMismatch on a missing or unexpected parameter at once, on a misshapen one when it is copied.
+    Raises WeightsMismatch on a missing or unexpected name at once, on a wrong shape when it is copied.
     """
     expected = dict(network.named_parameters())
-    for name in sorted(expected.keys() ^ weights.keys()):
+    for name in sorted(expected.keys() ^ set(names)):
         side = "lacks" if name in expected else "has an unexpected"
         raise WeightsMismatch(f"these weights belong to another network: the file {side} {name}.")
 
     @torch.no_grad()
     def fill(name: str, tensor: Tensor) -> None:
-        value = weights[name]
+        value = read(name)
         if value.shape != tensor.shape:
             raise WeightsMismatch(
                 f"these weights belong to another network: {name} is {tuple(value.shape)}, "

@@ -18,7 +18,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -149,10 +149,10 @@ class StateReader:
         except SafetensorError as error:
             raise UnreadableState(f"the tensor {key} cannot be read ({error}).") from error
 
-    def read_state(self, name: str, piece: Piece | None = None) -> dict[str, Tensor]:
-        """Optimizer state of a parameter, or of one piece of it, by key."""
-        rows = None if piece is None or piece.whole else (piece.first, piece.last)
-        prefix = name + SEPARATOR
+    def read_state(self, piece: Piece) -> dict[str, Tensor]:
+        """Optimizer state of the rows of a parameter that a piece has, by key."""
+        rows = None if piece.whole else (piece.first, piece.last)
+        prefix = piece.name + SEPARATOR
         return {
             full.removeprefix(prefix): self.read("optimizer", full, rows)
             for full in self.names("optimizer")
@@ -280,7 +280,6 @@ def write_checkpoint(
     world = world or World()
     target = folder / f"{training_progress.step:08d}"
     partial, replaced = folder / f".writing-{target.name}", folder / f"{REPLACED}{target.name}"
-    name = file_name(world.rank, world.size)
     checksums: dict[str, str] = {}
 
     def make_directory() -> None:
@@ -289,11 +288,12 @@ def write_checkpoint(
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
 
-    def write_tensors() -> str:
-        save_file(tensors, partial / name)
-        follow_umask(partial / name)
-        sync(partial / name)
-        return sha256_of_file(partial / name)
+    def write_tensors() -> tuple[str, str]:
+        file = partial / file_name(world.rank, world.size)
+        save_file(tensors, file)
+        follow_umask(file)
+        sync(file)
+        return file.name, sha256_of_file(file)
 
     def complete() -> None:
         if not world.is_main:
@@ -311,30 +311,38 @@ def write_checkpoint(
 
     # All ranks finish a stage before any begins the next: files need the directory, and the rename that makes
     # the checkpoint visible needs every file on disk with its checksum. A kill at any point leaves a
-    # directory whose name is not that of a checkpoint.
-    for stage in (make_directory, write_tensors, complete):
-        result, problem = None, ""
-        try:
-            result = stage()
-        except (SafetensorError, OSError) as error:
-            problem = str(error)
-        except BaseException:
+    # directory whose name is not that of a checkpoint, which `remove_partial` deletes.
+    try:
+        _on_all_ranks(make_directory, world)
+        checksums |= dict(_on_all_ranks(write_tensors, world))
+        _on_all_ranks(complete, world)
+    except _StageFailed as error:
+        if world.is_main:
             shutil.rmtree(partial, ignore_errors=True)
-            raise
-        # Every rank learns whether every rank has done this stage.
-        outcomes = world.all_gather_objects([name, result, problem], background=True)
-        problems = [text for _, _, text in outcomes if text]
-        if problems:
-            if world.is_main:
-                shutil.rmtree(partial, ignore_errors=True)
-            remedy = "free some disk space" if disk_full(problems[0]) else "mend that"
-            raise SteepenError(
-                f"checkpoint {target} could not be written ({problems[0]}); {remedy} and run the same "
-                "command again: the run resumes from the checkpoint before it."
-            )
-        if stage is write_tensors:
-            checksums |= {file: checksum for file, checksum, _ in outcomes}
+        remedy = "free some disk space" if disk_full(str(error)) else "mend that"
+        raise SteepenError(
+            f"checkpoint {target} could not be written ({error}); {remedy} and run the same command again: "
+            "the run resumes from the checkpoint before it."
+        ) from None
     return Checkpoint(target)
+
+
+class _StageFailed(Exception):
+    """A stage of writing a checkpoint failed on some rank; every rank raises this."""
+
+
+def _on_all_ranks(stage: Callable[[], Any], world: World) -> list[Any]:
+    """Do a stage on every rank; returns its results by rank, once every rank knows that all have done it."""
+    result, problem = None, ""
+    try:
+        result = stage()
+    except (SafetensorError, OSError) as error:
+        problem = str(error)
+    outcomes = world.all_gather_objects([result, problem], background=True)
+    problems = [text for _, text in outcomes if text]
+    if problems:
+        raise _StageFailed(problems[0])
+    return [result for result, _ in outcomes]
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:

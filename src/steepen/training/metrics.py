@@ -1,4 +1,4 @@
-"""Metrics of a run: metrics.jsonl, the buffer that defers reading them from the device, training time, the
+"""Metrics of a run: metrics.jsonl, the log that defers reading losses from the device, training time, the
 size of the residual stream.
 
 metrics.jsonl holds one line per step and one per validation. It is for inspection, status and ETA; analysis
@@ -11,7 +11,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -19,7 +19,6 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
-from steepen.distributed.world import World
 from steepen.model.network import Network
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunLost, read_lines
@@ -57,15 +56,9 @@ class MetricsFile:
             print_message(
                 f"{path} has {damaged:,} damaged {'line' if damaged == 1 else 'lines'}, now dropped."
             )
-        kept: dict[tuple[int, str], dict[str, Any]] = {}
-        for line in lines:
-            kind = next((kind for kind in ("loss", "growth_loss_after") if kind in line), "validation")
-            # Growth comes after the checkpoint of its step, and is repeated from there.
-            last = step - 1 if kind == "growth_loss_after" else step
-            if line["step"] <= last and (kind != "validation" or line["step"] in scored):
-                kept[line["step"], kind] = line
-        write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept.values()))
-        self.losses = [line["loss"] for line in kept.values() if "loss" in line]
+        kept = _lines_before(lines, step, scored)
+        write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))
+        self.losses = [line["loss"] for line in kept if "loss" in line]
         self.file = open(path, "a", encoding="utf-8", opener=open_without_links)  # noqa: SIM115
 
     def write(self, **values: Any) -> None:
@@ -102,22 +95,40 @@ class MetricsFile:
             self.file.close()
 
 
-class MetricBuffer:
-    """Keeps losses and gradient norms on the device until `drain`, which synchronizes and logs them."""
+def _lines_before(
+    lines: Iterable[dict[str, Any]], step: int, scored: Collection[int]
+) -> list[dict[str, Any]]:
+    """The lines of what is not repeated by a run that resumes at a step: one of each step and kind."""
+    kept: dict[tuple[int, str], dict[str, Any]] = {}
+    for line in lines:
+        kind = next((kind for kind in ("loss", "growth_loss_after") if kind in line), "validation")
+        # Growth comes after the checkpoint of its step, and is repeated from there.
+        last = step - 1 if kind == "growth_loss_after" else step
+        if line["step"] <= last and (kind != "validation" or line["step"] in scored):
+            kept[line["step"], kind] = line
+    return list(kept.values())
+
+
+class RunLog:
+    """The numbers of a run, in metrics.jsonl, the trackers and the display; and the time that steps take.
+
+    Losses and gradient norms stay on the device until `drain`, which synchronizes and logs them.
+    """
 
     def __init__(
         self,
         spec: RunSpec,
         schedule: StepSchedule,
-        peak: float | None,
         timer: TrainingTimer,
-        sinks: tuple[MetricsFile, Trackers, ProgressDisplay],
+        metrics: MetricsFile,
+        trackers: Trackers,
+        display: ProgressDisplay,
         writer: CheckpointWriter,
-        world: World | None = None,
+        peak: float | None,  # FLOP/s of the device, for the MFU
     ) -> None:
-        self.spec, self.schedule, self.peak, self.timer = spec, schedule, peak, timer
-        self.metrics, self.trackers, self.display = sinks
-        self.writer, self.world = writer, world or World()
+        self.spec, self.schedule, self.timer, self.peak = spec, schedule, timer, peak
+        self.metrics, self.trackers, self.display = metrics, trackers, display
+        self.writer, self.world = writer, writer.world
         self.cumulative_flops = schedule.cumulative_flops(spec.batch_tokens)
         self.pending: list[tuple[int, Tensor, Tensor]] = []
         self.data_seconds = 0.0  # spent waiting for batches since the last drain
@@ -126,6 +137,16 @@ class MetricBuffer:
     def add(self, step: int, loss: Tensor, norm: Tensor) -> None:
         """Queue a step's loss and gradient norm (scalars on the device) without synchronizing."""
         self.pending.append((step, loss, norm))
+
+    def write(self, step: int, values: dict[str, float], **of_file: int) -> None:
+        """Log values after a step; `of_file` go to metrics.jsonl only."""
+        self.metrics.write(step=step, **of_file, **values)
+        self.trackers.log(step, values)
+
+    def pause(self) -> None:
+        """Log the queued steps and stop the clock: what follows is no training."""
+        self.drain()
+        self.timer.pause()
 
     def drain(self) -> None:
         """Log the queued steps; raises Diverged where a loss or norm is not finite."""
@@ -157,8 +178,7 @@ class MetricBuffer:
             if self.checkpoint_seconds:
                 values["checkpoint_wait"] = self.checkpoint_seconds
                 self.checkpoint_seconds = 0.0
-            self.metrics.write(step=step + 1, tokens=(step + 1) * self.spec.batch_tokens, **values)
-            self.trackers.log(step + 1, values)
+            self.write(step + 1, values, tokens=(step + 1) * self.spec.batch_tokens)
         self._show(steps, losses[-1], rate, seconds)
 
     def _nonfinite_rank(self, own_losses: Tensor, index: int) -> str:

@@ -7,6 +7,7 @@ the rest to the `Trainer`. Calling it again resumes an interrupted run.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Generator
 
 import torch
 
@@ -19,11 +20,11 @@ from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, code_digest
 from steepen.runs.store import RunDirectory, RunLost, RunStore
 from steepen.training.device import package_digest, rank_device
-from steepen.training.samples import check_prompts
+from steepen.training.run_state import execution_mode
 from steepen.training.stopping import Diverged, Interrupted
 from steepen.training.train_options import TrainOptions
 from steepen.training.train_step import OutOfMemory
-from steepen.training.trainer import Trainer, execution_mode
+from steepen.training.trainer import Trainer
 from steepen.utils.files import remove_leftovers
 from steepen.utils.json_io import write_json
 from steepen.utils.progress import ProgressDisplay
@@ -44,17 +45,17 @@ def train(
     """
     options = options or TrainOptions()
     if world is not None:
-        return _train(spec, dataset, store, options, world.device, world)
+        return _train(spec, dataset, store, options, world)
     place = process_environment()
     # Reject a wrong name even if the run is finished.
     device, shared = rank_device(options.device, place.local_rank, place.size)
     if place.size == 1:
-        return _train(spec, dataset, store, options, device, World())
+        return _train(spec, dataset, store, options, World(place, device))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     with joined_world(device, shared_device=shared, timeout=options.rank_timeout) as ranks:
         try:
-            return _train(spec, dataset, store, options, device, ranks)
+            return _train(spec, dataset, store, options, ranks)
         except Exception as error:
             agreed = isinstance(error, Interrupted | Diverged | RanksDiffer)
             stop_all_ranks(ranks, error, ranks.step, agreed=agreed)
@@ -65,7 +66,6 @@ def _train(
     dataset: Dataset,
     store: RunStore,
     options: TrainOptions,
-    device: torch.device,
     world: World,
 ) -> RunRecord:
     _check(spec, dataset, options, world)
@@ -76,15 +76,13 @@ def _train(
     if finished is not None:  # checked before locking: the storage may be read-only
         return finished
     # Reject what this device or data cannot train before the run directory is created.
-    execution_mode(spec, device, options, world.size)
+    execution_mode(spec, options, world)
     batches, validation = make_loaders(spec, dataset)
     batches.row_range(world.rank, world.size)
     if options.sample_every is not None:
-        check_prompts(options.sample_prompt or ("",), dataset, spec.shape.context)
+        from steepen.training.samples import check_prompts
 
-    def leave_failure(failure: Failure) -> None:
-        if not failure.transient:  # a lost rank is an interruption, and the run can resume
-            directory.write_failure(failure)
+        check_prompts(options.sample_prompt or ("",), dataset, spec.shape.context)
 
     with directory.lock(options.wait) if world.is_main else contextlib.nullcontext():
         # Again, with the lock: another process may have finished the run while this one waited for it.
@@ -98,24 +96,34 @@ def _train(
             if not directory.tokenizer_file.exists():
                 write_run_tokenizer(dataset.tokenizer(), directory.tokenizer_file)
             directory.failure_file.unlink(missing_ok=True)
-        if world.monitor is not None:
-            world.monitor.on_fault = leave_failure
         display = ProgressDisplay(quiet=bool(options.quiet) or not world.is_main)
-        try:
-            return Trainer(spec, batches, validation, directory, options, display, device, world).run()
-        except Exception as error:
-            reported = error
-            if is_out_of_memory(error):
-                reported = OutOfMemory(
-                    "out of memory outside gradient computation (optimizer step, growth or validation); "
-                    "use a smaller `micro_batch`, or a device with more memory."
-                )
-            lost = world.size > 1 and is_communication_error(reported)
-            if world.is_main and not isinstance(reported, Interrupted | RunLost) and not lost:
-                leave_failure(failure_of(reported))
-            raise reported from error
-        finally:
-            display.close()
+        with _failure_kept(directory, world), contextlib.closing(display):
+            return Trainer(spec, batches, validation, directory, options, display, world).run()
+
+
+@contextlib.contextmanager
+def _failure_kept(directory: RunDirectory, world: World) -> Generator[None]:
+    """Have rank 0 leave failure.json if the run fails, but not if it was interrupted and can resume."""
+
+    def leave_failure(failure: Failure) -> None:
+        if not failure.transient:  # a lost rank is an interruption too
+            directory.write_failure(failure)
+
+    if world.monitor is not None:
+        world.monitor.on_fault = leave_failure
+    try:
+        yield
+    except Exception as error:
+        reported = error
+        if is_out_of_memory(error):
+            reported = OutOfMemory(
+                "out of memory outside gradient computation (optimizer step, growth or validation); "
+                "use a smaller `micro_batch`, or a device with more memory."
+            )
+        lost = world.size > 1 and is_communication_error(reported)
+        if world.is_main and not isinstance(reported, Interrupted | RunLost) and not lost:
+            leave_failure(failure_of(reported))
+        raise reported from error
 
 
 def _check(spec: RunSpec, dataset: Dataset, options: TrainOptions, world: World) -> None:

@@ -28,13 +28,12 @@ class StepSchedule:
 
     lr_factor: npt.NDArray[np.float64]  # learning rate ÷ its peak
     passes: npt.NDArray[np.int64]  # core passes of this step
-    grown_passes: npt.NDArray[np.int64]  # passes the network has been grown to
     eval_passes: npt.NDArray[np.int64]  # passes for validation after this step
     network: npt.NDArray[np.int64]  # which of `networks` takes this step
     networks: tuple[StageNetwork, ...]
 
     def __post_init__(self) -> None:
-        for column in (self.lr_factor, self.passes, self.grown_passes, self.eval_passes, self.network):
+        for column in (self.lr_factor, self.passes, self.eval_passes, self.network):
             column.setflags(write=False)
 
     def __len__(self) -> int:
@@ -133,7 +132,6 @@ def build_schedule(spec: RunSpec) -> StepSchedule:
     networks = tuple(network for _, network in spec.networks)
     firsts = [start for start, _ in spec.networks]
     network = np.searchsorted(firsts, np.arange(steps), side="right") - 1
-    grown = np.asarray([one.passes for one in networks])[network]
     grows = np.flatnonzero(np.diff(network)) + 1
     factors = learning_rate_factors(
         steps,
@@ -145,6 +143,4 @@ def build_schedule(spec: RunSpec) -> StepSchedule:
         growth_steps=grows.tolist(),
     )
     stop = spec.steps
-    return StepSchedule(
-        factors[:stop], passes[:stop], grown[:stop], evaluated[:stop], network[:stop], networks
-    )
+    return StepSchedule(factors[:stop], passes[:stop], evaluated[:stop], network[:stop], networks)

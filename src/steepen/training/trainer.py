@@ -19,30 +19,25 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from steepen.data import BatchLoader, Prefetcher, ValidationSet
 from steepen.distributed.sharded_optimizer import DistributedOptimizer, ShardedOptimizer
 from steepen.distributed.world import FlagExchange, World
-from steepen.errors import UsageError
-from steepen.execution.select import ExecutionMode, choose_execution_mode, compile_blocks
-from steepen.model.growth import grow
 from steepen.model.loss import MeanLoss, combined, mean_loss
-from steepen.optim.optimizer import Optimizer
-from steepen.recipe.flops import flops_per_token
 from steepen.runs.record import RunRecord, ValidationScore
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunDirectory
 from steepen.runs.trunk import branch_points_within, finished_trunk, shared_checkpoints
 from steepen.training import checkpoint as checkpoints
 from steepen.training import device as device_info
-from steepen.training.checkpoint import TrainingProgress
+from steepen.training.checkpoint import Checkpoint, TrainingProgress
 from steepen.training.device import GpuSharing
-from steepen.training.metrics import MetricBuffer, MetricsFile, TrainingTimer, watch_stream
-from steepen.training.run_state import load_and_grow, load_or_init
-from steepen.training.samples import SampleWriter
+from steepen.training.metrics import MetricsFile, RunLog, TrainingTimer, watch_stream
+from steepen.training.run_state import StateLoader, execution_mode
 from steepen.training.step_schedule import build_schedule
 from steepen.training.stopping import Diverged, Interrupted, StopSignals, diverged
 from steepen.training.trackers import Trackers
@@ -52,27 +47,10 @@ from steepen.utils.codec import from_builtins, to_builtins
 from steepen.utils.json_io import write_json
 from steepen.utils.progress import ProgressDisplay
 
+if TYPE_CHECKING:
+    from steepen.training.samples import SampleWriter
+
 GROWTH_WINDOWS = 8  # windows of validation text whose loss is logged before and after growth
-
-
-def execution_mode(
-    spec: RunSpec, device: torch.device, options: TrainOptions, ranks: int = 1
-) -> ExecutionMode:
-    """Return the execution mode of a run; raises UsageError if the device cannot run it."""
-    fused = options.fused
-    if ranks > 1 and options.shard == "full":
-        # FSDP2 gathers parameters around the modules' own forward, which the fused kernels bypass.
-        if fused:
-            raise UsageError("`shard` full runs the reference or torch.compile: leave `fused` out.")
-        fused = False
-    return choose_execution_mode(
-        spec.arm.fused_block,
-        spec.precision,
-        device,
-        flops_per_step=spec.batch_tokens * flops_per_token(spec.arm, spec.shape, 1).total,
-        fused=fused,
-        compile=options.compile,
-    )
 
 
 class Trainer:
@@ -86,14 +64,14 @@ class Trainer:
         directory: RunDirectory,
         options: TrainOptions,
         display: ProgressDisplay,
-        device: torch.device,
         world: World,
     ) -> None:
         self.spec, self.batches, self.validation = spec, batches, validation
         self.directory, self.options, self.display = directory, options, display
-        self.device, self.world = device, world
+        self.world, self.device = world, world.device
         on_gpu = self.device.type == "cuda"
-        self.mode = execution_mode(spec, self.device, options, world.size)
+        self.mode = execution_mode(spec, options, world)
+        self.states = StateLoader(spec, self.mode, world, options.shard, display.print)
         # Reading losses synchronizes the device, so short steps are read less often.
         graphs = self.mode.cuda_graphs and world.size == 1
         self.log_every = options.log_every or (50 if graphs else 10 if on_gpu else 1)
@@ -114,8 +92,7 @@ class Trainer:
     def run(self) -> RunRecord:
         """Resume or start, train to the last step, validate and write the record."""
         started = time.monotonic()
-        spec, print_message, world = self.spec, self.display.print, self.world
-        folder = self.directory.checkpoints
+        spec, world = self.spec, self.world
         with contextlib.ExitStack() as stack:
             stack.enter_context(device_info.configure_backends(self.device))
             # Before the network is loaded, which takes minutes for a large one: a signal from now on ends the
@@ -126,43 +103,58 @@ class Trainer:
             stack.enter_context(sharing.memory())
             if self.stop_signals.signal is not None and world.size == 1:
                 raise Interrupted(self.stop_signals.signal, None)
-            self.network, self.optimizer, saved = load_or_init(
-                spec, folder, self.device, self.mode, print_message, world=world, shard=self.options.shard,
-                shared=shared_checkpoints(spec, self.directory) if world.is_main else (),
-            )  # fmt: skip
+            shared = shared_checkpoints(spec, self.directory) if world.is_main else ()
+            self.network, self.optimizer, saved = self.states.load_or_init(self.directory, shared)
             self.step, self.begun = saved.step, saved
             self.stage = spec.network_after(saved.step)  # which of the run's networks this is
             self.branch_points: list[int] = world.broadcast_object(
                 sorted(branch_points_within(spec, self.directory)) if world.is_main else None
             )
             world.progress(self.step, "starting")
-            self.timer = TrainingTimer(self.device, saved.seconds_training)
             self.total_before = saved.seconds_total - started - sharing.seconds_waited
             self.scores = [from_builtins(ValidationScore, score) for score in saved.scores]
             self.saved_at = time.monotonic()
-            trackers = self.options.track if world.is_main else ()
-            self.trackers = Trackers(trackers, spec, self.directory.path, print_message)
-            # Lines after the checkpoint belong to steps that are trained again: they are cut off.
-            self.metrics = MetricsFile(
-                self.directory.metrics_file if world.is_main else None,
-                self.step,
-                {score.step for score in self.scores},
-                print_message,
-            )
-            self.samples = self._open_samples()
-            for sink in (self.samples, self.trackers, self.metrics):
-                if sink is not None:
-                    stack.callback(sink.close)
+            self.timer = TrainingTimer(self.device, saved.seconds_training)
+            self.samples = self._open_samples(stack)
+            self.log = self._open_log(stack)
             if world.size == 1:  # other ranks may be gone; alone, nothing is written after the lock is free
                 stack.callback(self.writer.join)
-            sinks = (self.metrics, self.trackers, self.display)
-            self.buffer = MetricBuffer(spec, self.schedule, self.peak, self.timer, sinks, self.writer, world)
             self._prepare_steps()
             waited = sharing.seconds_waited
             with sharing.turn():
                 self.total_before -= sharing.seconds_waited - waited
                 self._loop()
             return self._finish()
+
+    def _open_log(self, stack: contextlib.ExitStack) -> RunLog:
+        """Open metrics.jsonl and the trackers, on rank 0; they are closed with the stack."""
+        main, print_message = self.world.is_main, self.display.print
+        trackers = Trackers(self.options.track if main else (), self.spec, self.directory.path, print_message)
+        stack.callback(trackers.close)
+        # Lines after the checkpoint belong to steps that are trained again: they are cut off.
+        path, scored = self.directory.metrics_file, {score.step for score in self.scores}
+        metrics = MetricsFile(path if main else None, self.step, scored, print_message)
+        stack.callback(metrics.close)
+        return RunLog(
+            self.spec, self.schedule, self.timer, metrics, trackers, self.display, self.writer, self.peak
+        )
+
+    def _open_samples(self, stack: contextlib.ExitStack) -> SampleWriter | None:
+        """The writer of samples, on every rank that takes part in them; it is closed with the stack."""
+        options, world = self.options, self.world
+        if options.sample_every is None or not (world.is_main or self.optimizer.collective_forward):
+            return None
+        from steepen.training.samples import SampleWriter  # with all of generation, which few runs need
+
+        samples = SampleWriter(
+            self.directory.samples_file if world.is_main else None,
+            self.step,
+            self.batches.dataset,
+            options.sample_prompt or ("",),
+            self.display.print,
+        )
+        stack.callback(samples.close)
+        return samples
 
     def _prepare_steps(self) -> None:
         """Choose the micro-batch and compile or capture the kernels, for the network as it is now."""
@@ -203,7 +195,7 @@ class Trainer:
         ) as batches:
             requested = time.perf_counter()
             for step, inputs, targets in batches:
-                self.buffer.data_seconds += time.perf_counter() - requested
+                self.log.data_seconds += time.perf_counter() - requested
                 # Before the step, not after the last one: the checkpoint saved in between (`growing` in
                 # `_between_steps`) holds the network that is still to grow; a resumed run grows it here too.
                 if schedule.network[step] > self.stage:
@@ -216,9 +208,9 @@ class Trainer:
                 )  # fmt: skip
                 # From here on the step counts as done: what is saved below resumes with the next batch.
                 self.step = step + 1
-                self.buffer.add(step, loss, norm)
+                self.log.add(step, loss, norm)
                 if self.step % self.log_every == 0 or self.step == spec.steps:
-                    self.buffer.drain()
+                    self.log.drain()
                 self._between_steps()
                 requested = time.perf_counter()
 
@@ -244,12 +236,11 @@ class Trainer:
         affordable = options.checkpoint_every is not None or since > 20 * self.writer.seconds
         signal, overdue, affordable = self._agree(self.stop_signals.signal or 0, overdue, affordable)
         due = affordable and step % self.checkpoint_every == 0
-        if ended or growing or branching or overdue or due or signal:
+        kind = "final" if ended else "growth" if growing else "branch" if branching else "regular"
+        if kind != "regular" or overdue or due or signal:
             # Written in the background unless something depends on it: growth reads it, and after the last
             # step or a signal this process ends.
-            wait = ended or growing or bool(signal)
-            kind = "final" if ended else "growth" if growing else "branch" if branching else "regular"
-            self._save(kind, wait=wait)
+            self._save(kind, wait=ended or growing or bool(signal))
         if signal and not ended:
             raise Interrupted(signal, step)
 
@@ -272,43 +263,30 @@ class Trainer:
 
     def _grow(self, stage: int) -> None:
         """Change to another of the run's networks, and log what that does to the loss."""
-        self.timer.pause()
-        self.buffer.drain()
+        self.log.pause()
         (_, before), (_, after) = self.spec.networks[self.stage], self.spec.networks[stage]
         loss_before = self._loss_at_growth(before.passes)
-        only_passes = after == replace(before, passes=after.passes)
-        if self.world.size == 1 and only_passes:
-            sources = grow(self.network, after.passes)
-            assert isinstance(self.optimizer, Optimizer)
-            self.optimizer.grow(self.network.named_parameters(), sources)
-            self.train_step.reset()
-            self.accumulator.fixed = None  # the larger network may need a smaller micro-batch
-            if self.mode.compiled:
-                compile_blocks(self.network)
-            self.stage = stage
-        else:
-            self._reload_grown(stage)
+        self._load_grown(stage)
         loss_after = self._loss_at_growth(int(self.schedule.eval_passes[self.step]))
-        self._log({"growth_loss_before": loss_before, "growth_loss_after": loss_after})
+        self.log.write(self.step, {"growth_loss_before": loss_before, "growth_loss_after": loss_after})
+        only_passes = after == replace(before, passes=after.passes)
         change = f"from {before.passes} to {after.passes} core passes" if only_passes else f"to {after}"
         self.display.print(f"step {self.step:,}: grown {change}.")
 
-    def _reload_grown(self, stage: int) -> None:
+    def _load_grown(self, stage: int) -> None:
         """Load the checkpoint saved just before growth into the grown network, with new owners.
 
-        The old network is freed first. Each rank reads what it owns of the grown network.
+        The old network is freed first. Each rank reads what it owns of the grown network. A resumed run comes
+        by here too, from the same file: it then has the same weights, state and random numbers.
         """
-        path = self.directory.checkpoints / f"{self.step:08d}"
         # At step 0 there is none, and where this run left a trunk, another run has saved it.
         if self.step == 0 or (self.begun.trunk and self.step == self.begun.trunk_steps):
             self._save("growth", wait=True)
         self._wait_for_weights()
         del self.network, self.optimizer, self.accumulator, self.train_step
         gc.collect()
-        self.network, self.optimizer = load_and_grow(
-            self.spec, checkpoints.Checkpoint(path), stage, self.device, self.mode, self.world,
-            self.options.shard,
-        )  # fmt: skip
+        saved = Checkpoint(self.directory.checkpoints / f"{self.step:08d}")
+        self.network, self.optimizer = self.states.grow(saved, stage)
         self.stage = stage
         self._prepare_steps()
 
@@ -336,8 +314,7 @@ class Trainer:
         return every is not None and self.step % every == 0
 
     def _validate(self) -> None:
-        self.buffer.drain()
-        self.timer.pause()
+        self.log.pause()
         passes = self._eval_passes()
         # Source after source, if the data is a mixture: every window has the text of one.
         parts: list[MeanLoss] = []
@@ -354,7 +331,7 @@ class Trainer:
             raise Diverged(
                 f"the validation loss is {loss} after step {self.step:,}; lower the learning rate."
             )
-        since = self.metrics.losses[self.scores[-1].step if self.scores else 0 : self.step]
+        since = self.log.metrics.losses[self.scores[-1].step if self.scores else 0 : self.step]
         bits, epoch = self.validation.bits_per_byte(*found), self.batches.epoch_of(max(0, self.step - 1)) + 1
         train_loss = sum(since) / len(since) if since else None
         self.scores.append(
@@ -363,32 +340,14 @@ class Trainer:
         values: dict[str, float] = {"validation_loss": loss, "bits_per_byte": bits, "epoch": epoch}
         values |= {f"residual_rms/{section}": size for section, size in residual_rms.items()}
         values |= {f"validation_loss/{name}": one for name, one in by_source.items()}
-        self._log(values)
+        self.log.write(self.step, values)
         parts_text = "".join(f", {name} {one:.4f}" for name, one in by_source.items())
         self.display.print(
             f"step {self.step:,}: validation loss {loss:.4f}{parts_text}, {bits:.4f} bits per byte."
         )
 
-    def _log(self, values: dict[str, float]) -> None:
-        self.metrics.write(step=self.step, **values)
-        self.trackers.log(self.step, values)
-
-    def _open_samples(self) -> SampleWriter | None:
-        """The writer of samples, on every rank that takes part in them."""
-        options, world = self.options, self.world
-        if options.sample_every is None or not (world.is_main or self.optimizer.collective_forward):
-            return None
-        return SampleWriter(
-            self.directory.samples_file if world.is_main else None,
-            self.step,
-            self.batches.dataset,
-            options.sample_prompt or ("",),
-            self.display.print,
-        )
-
     def _sample(self) -> None:
-        self.buffer.drain()  # on all ranks
-        self.timer.pause()
+        self.log.pause()  # on all ranks
         if self.samples is None:
             return
         self.world.progress(self.step, "generating samples")
@@ -416,29 +375,26 @@ class Trainer:
                 self.network(ids[0], ids[1], passes=self._eval_passes())
 
     def _save(self, kind: str, *, wait: bool) -> None:
-        self.buffer.drain()
-        self.timer.pause()
+        self.log.pause()
         self.world.progress(self.step, "saving a checkpoint")
-        self.metrics.require_directory()
+        self.log.metrics.require_directory()
         # Never save weights that are not finite: the run could only be resumed from them.
         norm = self._weight_norm()
         if not math.isfinite(norm):
             what = f"the norm of the weights is {norm}"
             raise diverged(self.spec, self.writer, self.step - 1, what)
         # Metrics first: a checkpoint must not be newer than the losses of its steps.
-        self.metrics.sync()
+        self.log.metrics.sync()
         started = time.monotonic()
         self.writer.save(self._training_progress(kind), self.network, self.optimizer, wait=wait)
         self.saved_at = time.monotonic()
-        self.buffer.checkpoint_seconds += self.saved_at - started
+        self.log.checkpoint_seconds += self.saved_at - started
 
     def _weight_norm(self) -> float:
-        if self.world.size == 1:
-            return nn.utils.get_total_norm([p.detach() for p in self.network.parameters()]).item()
-        owned = checkpoints.owned_pieces(self.network, self.optimizer)
+        """The norm of the weights of all ranks, each of which adds what it owns."""
         square = torch.zeros((), dtype=torch.float64, device=self.device)
-        for each in owned:
-            square += torch.linalg.vector_norm(each.weight).double().square()
+        for owned in checkpoints.owned_pieces(self.network, self.optimizer):
+            square += torch.linalg.vector_norm(owned.weight).double().square()
         return self.world.all_reduce_(square).sqrt().item()
 
     def _training_progress(self, kind: str) -> TrainingProgress:
@@ -466,8 +422,8 @@ class Trainer:
         if not self.world.is_main:
             return RunRecord.from_dict(self.world.broadcast_object(None))
         record = self._record(peak or None)
-        self.metrics.require_directory()
-        self.metrics.sync()
+        self.log.metrics.require_directory()
+        self.log.metrics.sync()
         # Before the record: a run with one is not opened again; a kill in between would leave checkpoints.
         checkpoints.prune(self.directory.checkpoints, 1, self.options.keep_every)
         write_json(self.directory.record_file, record.to_dict())
@@ -478,7 +434,7 @@ class Trainer:
         return record
 
     def _record(self, peak_memory: int | None) -> RunRecord:
-        spec, last, losses = self.spec, self.scores[-1], self.metrics.losses
+        spec, last, losses = self.spec, self.scores[-1], self.log.metrics.losses
         progress = self._training_progress("final")
         flops = self.schedule.flops(spec.batch_tokens)
         trunk = self.schedule.flops(spec.batch_tokens, stop=progress.trunk_steps).total
