@@ -12,11 +12,11 @@ from steepen.model.arm import StageNetwork
 from steepen.model.growth import Growth
 from steepen.model.init import allocate, build_on_meta, initializer
 from steepen.model.network import Network
-from steepen.model.stages import PassSchedule
+from steepen.model.stages import StageSchedule
 
 
 def grown(
-    network: Network, after: StageNetwork, schedule: PassSchedule, *, init_scale: float = 1.0, seed: int = 0
+    network: Network, after: StageNetwork, schedule: StageSchedule, *, init_scale: float = 1.0, seed: int = 0
 ) -> Network:
     """A network of the next stage on the same device, in the same dtype, with the weights of this one."""
     before = StageNetwork(network.arm, network.shape, network.passes)

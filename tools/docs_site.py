@@ -69,7 +69,7 @@ def python_reference() -> str:
         "What `import steepen` offers, from the docstrings. [steepen in Python](python.md) shows it in use.",
         "", "## Functions", "",
     ]  # fmt: skip
-    kinds = {"Arm", "PassSchedule", "SteepenError", "UsageError"}
+    kinds = {"Arm", "StageSchedule", "SteepenError", "UsageError"}
     for name in steepen.__all__:
         if name in kinds:
             continue

@@ -28,7 +28,7 @@ from steepen.data.tokenizer import Tokenizer
 from steepen.errors import SteepenError, UsageError
 from steepen.inference.import_model import read_object, write_run
 from steepen.inference.weights import checked_fp32
-from steepen.model.arm import AllocationRule, Arm, PassSchedule
+from steepen.model.arm import AllocationRule, Arm, StageSchedule
 from steepen.model.arms import ARMS
 from steepen.model.config import ModelOptions
 from steepen.model.shape import GPT2_PADDING, BlockAllocation, Shape
@@ -158,7 +158,7 @@ def _check_archive(checkpoint: Path) -> None:
 
 def _network(
     result: Mapping[str, Any], given: Mapping[str, Tensor], file: Path
-) -> tuple[Arm, Shape, PassSchedule]:
+) -> tuple[Arm, Shape, StageSchedule]:
     """Arm, shape and pass schedule from the configuration and the sizes of the weights."""
     mode, layers, width = result["depth_scale_mode"], int(result["n_layer"]), int(result["n_embd"])
     if mode not in ("none", "loop", "dep"):
@@ -192,11 +192,11 @@ def _network(
     return arm, shape, schedule
 
 
-def _arm(result: Mapping[str, Any], depth: int, layers: int, passes: int) -> tuple[Arm, PassSchedule]:
+def _arm(result: Mapping[str, Any], depth: int, layers: int, passes: int) -> tuple[Arm, StageSchedule]:
     """The arm, a row of the table where there is one, and its schedule with every start."""
     mode = result["depth_scale_mode"]
     if mode == "none":
-        fixed = PassSchedule.fixed(1)
+        fixed = StageSchedule.fixed(1)
         if layers == depth:
             return ARMS["vanilla"], fixed
         deep = ARMS["deep-vanilla"]
@@ -209,12 +209,12 @@ def _arm(result: Mapping[str, Any], depth: int, layers: int, passes: int) -> tup
     coda = core if bool(result["decoder_inject"]) or not inject else ("norm" if norm else "identity")
     start = result.get("core_repetition_crossover_fraction")
     grows = result.get("core_repetition_schedule") == "late" and start is not None
-    schedule = PassSchedule.fixed(passes)
+    schedule = StageSchedule.fixed(passes)
     open_schedule = schedule
     if grows:
         low = int(result["core_repetition_low"])
-        schedule = PassSchedule.growing(low, passes, start=float(cast("float", start)))
-        open_schedule = PassSchedule.growing(low, passes)
+        schedule = StageSchedule.growing(low, passes, start=float(cast("float", start)))
+        open_schedule = StageSchedule.growing(low, passes)
     tied = mode == "loop"
     for row in ARMS.values():
         same = (row.core_boundary, row.coda_boundary, row.passes) == (core, coda, open_schedule)

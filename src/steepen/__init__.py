@@ -13,7 +13,7 @@ Everything that a notebook needs is here, and loaded when it is first used:
 - `open_runs`: the runs of a directory, filtered, as a frame
 - `downstream`, `forecast`: scores along ladders, at equal loss, and beyond the runs
 - `export`, `import_model`, `pack`, `unpack`: models in other formats, and a study as one file
-- `Arm`, `PassSchedule`: what a custom arm is made of
+- `Arm`, `StageSchedule`: what a custom arm is made of
 
 Results print a summary, have a short repr and HTML in notebooks, and `to_frame()`, `to_latex()`, `plot(ax=)`.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # what `__getattr__` loads, for editors and type checkers
     from steepen.errors import SteepenError as SteepenError
     from steepen.errors import UsageError as UsageError
     from steepen.model.arm import Arm as Arm
-    from steepen.model.stages import PassSchedule as PassSchedule
+    from steepen.model.stages import StageSchedule as StageSchedule
     from steepen.requests.arms import arms as arms
     from steepen.requests.arms import best_passes as best_passes
     from steepen.requests.data import prepare as prepare
@@ -87,7 +87,7 @@ MODULES = {
     "pack": "requests.report",
     "unpack": "requests.report",
     "Arm": "model.arm",
-    "PassSchedule": "model.stages",
+    "StageSchedule": "model.stages",
     "SteepenError": "errors",
     "UsageError": "errors",
 }

@@ -21,7 +21,7 @@ from steepen.evaluation.core.prompt_encoding import TaskEncoder
 from steepen.model.arms import find_arm
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.shape import SizeRule
-from steepen.model.stages import PassSchedule
+from steepen.model.stages import StageSchedule
 from steepen.optim.config import LRScheduleConfig, OptimizerConfig
 from steepen.optim.optimizer import Optimizer
 from steepen.recipe.paper_tables import recipe_of
@@ -71,7 +71,7 @@ def make_spec(arm: str) -> RunSpec:
     own = find_arm(arm)
     rung = recipe_of(own).at(own, 6, SCALE)
     spec = RunSpec.from_plan(rung, DataConfig("d" * 64), optimizer=OptimizerConfig(momentum_warmup_steps=20))
-    staged = PassSchedule.staged((0, 2), (authors.GROWTH / authors.STEPS, 4))
+    staged = StageSchedule.staged((0, 2), (authors.GROWTH / authors.STEPS, 4))
     return replace(
         spec,
         hyperparameters=replace(rung.hyperparameters, learning_rate=0.04),

@@ -16,7 +16,7 @@ from steepen.model.block import TransformerBlock
 from steepen.model.boundary import Norm
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.shape import Shape, SizeRule
-from steepen.model.stages import PassSchedule
+from steepen.model.stages import StageSchedule
 from steepen.recipe.flops import flops_per_token, stored_parameters
 from steepen.studies.context import find_arms
 
@@ -137,7 +137,7 @@ MINE = Arm(
     "mine",
     core_boundary=f"{__name__}:gated",
     tied=False,
-    passes=PassSchedule.staged((0, 1), (0.5, 2), (0.75, 3)),
+    passes=StageSchedule.staged((0, 1), (0.5, 2), (0.75, 3)),
     block=f"{__name__}:ReluSquaredBlock",
 )
 

@@ -17,7 +17,7 @@ from steepen.model.config import Multipliers
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
-from steepen.model.stages import PassSchedule
+from steepen.model.stages import StageSchedule
 from steepen.optim.config import GrowthState
 from steepen.optim.optimizer import grow_state
 
@@ -219,7 +219,7 @@ def test_more_passes_than_untied_cores_is_rejected() -> None:
 
 
 def test_staged_growth_is_a_schedule_like_any_other() -> None:
-    arm = replace(ARMS["untied-grow"], passes=PassSchedule.staged((0, 2), (0.5, 4), (0.8, 6)))
+    arm = replace(ARMS["untied-grow"], passes=StageSchedule.staged((0, 2), (0.5, 4), (0.8, 6)))
     network = build(arm)
     for passes in (4, 6):
         grow(network, passes)

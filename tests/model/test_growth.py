@@ -17,7 +17,7 @@ from steepen.model.growth import Growth, block_origins
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
-from steepen.model.stages import PassSchedule
+from steepen.model.stages import StageSchedule
 
 RULE = SizeRule(aspect=16, head_dim=16, mlp_multiple=16, context=32, vocabulary=384)
 BASES = (
@@ -280,5 +280,5 @@ def test_a_growth_that_a_size_does_not_have_is_rejected(name: str, said: str) ->
 
 
 def test_schedules_hold_their_axes() -> None:
-    assert PassSchedule.growing(2, 4).axes == ("passes",)
-    assert not PassSchedule.fixed(2).axes
+    assert StageSchedule.growing(2, 4).axes == ("passes",)
+    assert not StageSchedule.fixed(2).axes

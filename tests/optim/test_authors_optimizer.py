@@ -17,7 +17,7 @@ from steepen.model.arms import find_arm
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
-from steepen.model.stages import PassSchedule
+from steepen.model.stages import StageSchedule
 from steepen.optim.config import LRScheduleConfig, OptimizerConfig
 from steepen.optim.optimizer import Optimizer
 from steepen.recipe.paper_tables import recipe_of
@@ -41,7 +41,7 @@ def make_spec(name: str) -> RunSpec:
     arm = find_arm(name)
     rung = recipe_of(arm).at(arm, 4, SCALE)
     hyper = replace(rung.hyperparameters, warmup_steps=WARMUP, warmdown_fraction=WARMDOWN)
-    schedule = PassSchedule.staged((0, 2), (GROWTH / STEPS, 4)) if arm.passes.grows else rung.schedule
+    schedule = StageSchedule.staged((0, 2), (GROWTH / STEPS, 4)) if arm.passes.grows else rung.schedule
     spec = RunSpec.from_plan(rung, DataConfig("d" * 64), optimizer=CONFIG)
     return replace(
         spec,

@@ -12,7 +12,7 @@ from steepen.model.arm import AllocationRule
 from steepen.model.arms import ARMS
 from steepen.model.init import build_on_meta
 from steepen.model.shape import BlockAllocation, SizeRule
-from steepen.model.stages import PassSchedule, Stage
+from steepen.model.stages import Stage, StageSchedule
 from steepen.recipe.flops import (
     compute_active_parameters,
     flops_per_token,
@@ -100,7 +100,7 @@ def test_allocation_is_even_with_remainders_to_core_then_coda(blocks: int) -> No
 def test_mean_flops_weight_stages_by_their_tokens(after: list[int], start: float) -> None:
     arm = ARMS["loop-grow"]
     shape = arm.shape(8)
-    schedule = PassSchedule((Stage((2,)), Stage(tuple(after), start)))
+    schedule = StageSchedule((Stage((2,)), Stage(tuple(after), start)))
     expected = start * flops_per_token(arm, shape, 2).total + (1 - start) * sum(
         flops_per_token(arm, shape, k).total for k in after
     ) / len(after)
@@ -109,7 +109,7 @@ def test_mean_flops_weight_stages_by_their_tokens(after: list[int], start: float
 
 @given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=6, unique=True), st.integers(1, 50))
 def test_stages_start_at_their_fraction_and_before_the_end(shares: list[float], steps: int) -> None:
-    schedule = PassSchedule.staged((0, 1), *[(share, k + 2) for k, share in enumerate(sorted(shares))])
+    schedule = StageSchedule.staged((0, 1), *[(share, k + 2) for k, share in enumerate(sorted(shares))])
     starts = stage_starts(schedule, steps)
     for start, share in zip(starts[1:], sorted(shares), strict=True):
         assert start <= share * steps < start + 1
@@ -130,7 +130,7 @@ def test_a_growth_step_is_the_product_in_doubles_cut_to_a_whole_number(steps: in
     [(1826, 0.60, 1095), (3341, 0.71, 2372), (1488, 0.75, 1116), (2563, 0.82, 2101), (68_699, 0.77, 52_898)],
 )
 def test_growth_steps_are_those_of_the_published_command_lines(steps: int, share: float, start: int) -> None:
-    assert stage_starts(PassSchedule.staged((0, 2), (share, 4)), steps)[1] == start
+    assert stage_starts(StageSchedule.staged((0, 2), (share, 4)), steps)[1] == start
 
 
 @settings(max_examples=30)
@@ -150,8 +150,8 @@ def test_mlp_width_is_8w_over_3_rounded_up_to_the_multiple(depth: int, aspect: i
         lambda: SizeRule(head_dim=5),
         lambda: Stage(()),
         lambda: Stage((2,), 1.5),
-        lambda: PassSchedule.staged((0, 2), (0.8, 4), (0.5, 6)),
-        lambda: PassSchedule((Stage((2,), 0.5),)),
+        lambda: StageSchedule.staged((0, 2), (0.8, 4), (0.5, 6)),
+        lambda: StageSchedule((Stage((2,), 0.5),)),
         lambda: AllocationRule(prelude=2, coda=3).at(5),
         lambda: AllocationRule(prelude=2),
         lambda: ARMS["vanilla"].shape(0),

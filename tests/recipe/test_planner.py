@@ -17,7 +17,7 @@ from steepen.errors import UsageError
 from steepen.model.arms import ARMS, find_arm
 from steepen.model.config import ModelOptions
 from steepen.model.shape import SizeRule
-from steepen.model.stages import PassSchedule
+from steepen.model.stages import StageSchedule
 from steepen.recipe.flops import compute_active_parameters, flops_per_token, stored_parameters
 from steepen.recipe.hyperparameters import Hyperparameters
 from steepen.recipe.memory import find_accelerator, largest_micro_batch, training_memory
@@ -401,8 +401,8 @@ def test_arm_in_the_working_directory_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "my_lab.py").write_text(
-        "from steepen.model.arm import Arm, PassSchedule\n"
-        "ARM = Arm('mine', coda_boundary='norm', tied=False, passes=PassSchedule.staged((0, 1), (0.5, 3)))\n"
+        "from steepen.model.arm import Arm, StageSchedule\n"
+        "ARM = Arm('mine', coda_boundary='norm', tied=False, passes=StageSchedule.staged((0, 1), (0.5, 3)))\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -411,7 +411,7 @@ def test_arm_in_the_working_directory_is_found(
 
 
 def test_staged_arm_at_its_recipes_budget_has_no_warning() -> None:
-    arm = replace(find_arm("loop-grow"), passes=PassSchedule.staged((0, 2), (0.3, 4), (0.6, 8)))
+    arm = replace(find_arm("loop-grow"), passes=StageSchedule.staged((0, 2), (0.3, 4), (0.6, 8)))
     assert make_plan(arm, depth=10).warnings == ()
     fewer = make_plan(arm, depth=10, tokens=0.5 * make_plan(arm, depth=10).run.tokens)
     assert any("over 25%" in warning for warning in fewer.warnings)
@@ -454,7 +454,7 @@ def test_any_hyperparameter_can_scale_with_size() -> None:
 
 
 def test_schedule_with_fixed_growth_times_needs_no_growth_law() -> None:
-    arm = replace(ARMS["untied-2"], passes=PassSchedule.staged((0, 2), (0.5, 4), (0.8, 6)))
+    arm = replace(ARMS["untied-2"], passes=StageSchedule.staged((0, 2), (0.5, 4), (0.8, 6)))
     rung = recipe_of(arm).at(arm, 8)
     assert rung.starts == (0, math.floor(0.5 * rung.steps), math.floor(0.8 * rung.steps))
     assert rung.stored_parameters == stored_parameters(arm, rung.shape, 6)

@@ -24,7 +24,7 @@ from torch import Tensor
 from steepen.data import Dataset
 from steepen.errors import SteepenError, UsageError
 from steepen.model.block import TransformerBlock
-from steepen.model.stages import PassSchedule, Stage
+from steepen.model.stages import Stage, StageSchedule
 from steepen.optim.optimizer import Optimizer
 from steepen.runs.spec import DataConfig, RunSpec, code_digest
 from steepen.runs.store import RunBusy, RunStore, read_metrics
@@ -559,7 +559,7 @@ def test_custom_block_resumes_exactly_and_validation_does_not_change_it(
     mine = replace(plain.arm, name="mine", block=f"{__name__}:DroppingBlock")
     spec = replace(plain, arm=mine, code=code_digest(mine))
     if arm == "untied-random":
-        spec = replace(spec, schedule=PassSchedule((Stage((2,)), Stage((1, 2, 3, 4), 0.5))))
+        spec = replace(spec, schedule=StageSchedule((Stage((2,)), Stage((1, 2, 3, 4), 0.5))))
     whole, broken, unseen = (RunStore(tmp_path / name) for name in ("whole", "broken", "unseen"))
     train(spec, tiny_data, whole, QUIET)
     train(spec, tiny_data, unseen, replace(QUIET, validate_every=None))

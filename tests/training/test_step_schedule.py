@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from steepen.data import Dataset
 from steepen.errors import UsageError
 from steepen.model.arms import ARMS
-from steepen.model.stages import PassSchedule
+from steepen.model.stages import StageSchedule
 from steepen.optim.config import LRScheduleConfig
 from steepen.recipe.flops import flops_per_token
 from steepen.runs.spec import RunSpec, expected_flops, override
@@ -98,7 +98,7 @@ def test_growth_changes_the_passes_in_the_schedule(make_spec: Callable[..., RunS
 
 
 def test_staged_growth_has_three_stages_in_the_schedule(make_spec: Callable[..., RunSpec]) -> None:
-    spec = replace(make_spec(steps=10), schedule=PassSchedule.staged((0, 2), (0.5, 4), (0.8, 6)))
+    spec = replace(make_spec(steps=10), schedule=StageSchedule.staged((0, 2), (0.5, 4), (0.8, 6)))
     assert build_schedule(spec).passes.tolist() == [2] * 5 + [4] * 3 + [6] * 2
 
 

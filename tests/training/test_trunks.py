@@ -15,7 +15,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from steepen.data import Dataset
-from steepen.model.stages import PassSchedule, Stage
+from steepen.model.stages import Stage, StageSchedule
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
 from steepen.runs.trunk import first_steps, share
@@ -249,14 +249,14 @@ def test_runs_that_differ_before_their_branch_points_have_other_trunks(make_spec
         replace(spec, hyperparameters=replace(spec.hyperparameters, warmup_steps=3)),
         replace(spec, batch_tokens=512),
         replace(spec, precision="bf16"),
-        replace(spec, schedule=PassSchedule.fixed(2)),
+        replace(spec, schedule=StageSchedule.fixed(2)),
         sweep(make_spec, "loop-2")[0],
         make_spec("operator-1", depth=4, data=spec.data),
     ]
     assert len({spec.trunk, *(other.trunk for other in others)}) == 1 + len(others)
     # Where the length of the run decides on its data or passes, it has none.
     assert make_spec("operator-1").trunk is None
-    drawn = PassSchedule((Stage((1, 2, 3)),))
+    drawn = StageSchedule((Stage((1, 2, 3)),))
     assert replace(spec, schedule=drawn).trunk is None
 
 

@@ -1,4 +1,4 @@
-"""An arm: allocation rule, two boundary operators, tied or untied cores, and a pass schedule."""
+"""An arm: allocation rule, two boundary operators, tied or untied cores, and a stage schedule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from steepen.errors import UsageError, is_whole, nearest, require, require_count
 from steepen.model.block_options import BlockOptions
 from steepen.model.shape import MAX_BLOCKS, BlockAllocation, Blocks, Shape, SizeRule
-from steepen.model.stages import PassSchedule, Stage
+from steepen.model.stages import Stage, StageSchedule
 from steepen.utils.codec import Checked, Range
 from steepen.utils.formatting import printable
 from steepen.utils.imports import object_name
@@ -75,7 +75,7 @@ class Arm:
     core_boundary: str = "identity"  # φ, between two core passes
     coda_boundary: str = "identity"  # before the coda; ρ in the paper's equation
     tied: bool = True
-    passes: PassSchedule = field(default_factory=PassSchedule)
+    passes: StageSchedule = field(default_factory=StageSchedule)
     allocation: AllocationRule = field(default_factory=AllocationRule)
     block: str = "transformer"
     recipe: str = "vanilla"  # name of the recipe in the paper's tables
@@ -93,7 +93,7 @@ class Arm:
             core_boundary: str | Callable[..., Any] = "identity",
             coda_boundary: str | Callable[..., Any] = "identity",
             tied: bool = True,
-            passes: PassSchedule = ...,
+            passes: StageSchedule = ...,
             allocation: AllocationRule = ...,
             block: str | type = "transformer",
             recipe: str = "vanilla",
@@ -155,7 +155,7 @@ class Arm:
             options = replace(options, experts=number)
         return replace(self, block_options=options), stage.shape(shape)
 
-    def networks(self, shape: Shape, schedule: PassSchedule) -> tuple[StageNetwork, ...]:
+    def networks(self, shape: Shape, schedule: StageSchedule) -> tuple[StageNetwork, ...]:
         """The network of each stage of a schedule; it keeps the cores that a later stage does not use."""
         found: list[StageNetwork] = []
         passes = 0
@@ -211,7 +211,7 @@ class StageNetwork:
         )
 
 
-def require_growth(before: StageNetwork, after: StageNetwork, schedule: PassSchedule) -> None:
+def require_growth(before: StageNetwork, after: StageNetwork, schedule: StageSchedule) -> None:
     """Raise UsageError unless the second network can grow from the first."""
     old, new = before.shape, after.shape
     sections = zip(astuple(old.allocation), astuple(new.allocation), strict=True)

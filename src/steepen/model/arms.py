@@ -9,15 +9,15 @@ from typing import Any
 from steepen.errors import UsageError, nearest, shorten
 from steepen.model.arm import AllocationRule, Arm
 from steepen.model.block_options import parse_block_options
-from steepen.model.stages import AXES, CHOICES, PassSchedule, parse_growth
+from steepen.model.stages import AXES, CHOICES, StageSchedule, parse_growth
 from steepen.utils.imports import import_object, trust_code
 
 NORM_AND_INJECT = "norm+inject"
-ONE, TWO, GROW = PassSchedule.fixed(1), PassSchedule.fixed(2), PassSchedule.growing(2, 4)
+ONE, TWO, GROW = StageSchedule.fixed(1), StageSchedule.fixed(2), StageSchedule.growing(2, 4)
 
 
 def _arm(
-    name: str, title: str, passes: PassSchedule, about: str, *, operator: bool, tied: bool, recipe: str = ""
+    name: str, title: str, passes: StageSchedule, about: str, *, operator: bool, tied: bool, recipe: str = ""
 ) -> Arm:
     boundary = NORM_AND_INJECT if operator else "identity"
     return Arm(name, title, boundary, boundary, tied, passes, recipe=recipe or name, about=about)
@@ -37,7 +37,7 @@ def family_arm(family: str, passes: int) -> Arm:
     title, operator, tied, about = _FAMILIES[family]
     # The paper tunes K = 2; its sweeps over K use Operator-1's recipe.
     recipe = "vanilla" if not operator else f"{family}-2" if passes == 2 else "operator-1"
-    name, title, schedule = f"{family}-{passes}", f"{title}-{passes}", PassSchedule.fixed(passes)
+    name, title, schedule = f"{family}-{passes}", f"{title}-{passes}", StageSchedule.fixed(passes)
     return _arm(name, title, schedule, about.format(passes), operator=operator, tied=tied, recipe=recipe)
 
 
@@ -106,7 +106,7 @@ def _build() -> dict[str, Arm]:
         family_arm("untied-vanilla", 2),
         _variant(loop_grow, "random-loop-grow", "Random Loop-Grow",
                  "after growth K is drawn from 2..6 at every step",
-                 passes=PassSchedule.growing(2, 2, 3, 4, 5, 6)),
+                 passes=StageSchedule.growing(2, 2, 3, 4, 5, 6)),
     ]  # fmt: skip
     return {arm.name: arm for arm in rows}
 

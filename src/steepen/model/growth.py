@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from steepen.model.arm import StageNetwork
-from steepen.model.stages import BlockOrder, NewWidth, PassSchedule
+from steepen.model.stages import BlockOrder, NewWidth, StageSchedule
 
 Fill = Callable[[str, Tensor], None]
 
@@ -52,7 +52,7 @@ class Origin:
 class Growth:
     """What the parameters of a grown network and their optimizer state are made from."""
 
-    def __init__(self, before: StageNetwork, after: StageNetwork, schedule: PassSchedule) -> None:
+    def __init__(self, before: StageNetwork, after: StageNetwork, schedule: StageSchedule) -> None:
         self.before, self.after, self.schedule = before, after, schedule
         self._blocks = _block_origins(before, after, schedule)
         self.widens = before.shape.width != after.shape.width
@@ -272,7 +272,7 @@ def _where_old(indices: Mapping[int, Tensor], old: Tensor, new: Tensor) -> Tenso
 
 
 def _block_origins(
-    before: StageNetwork, after: StageNetwork, schedule: PassSchedule
+    before: StageNetwork, after: StageNetwork, schedule: StageSchedule
 ) -> dict[str, tuple[str | None, bool]]:
     """For each block of the grown network the block that it continues (True) or copies, by their paths."""
     old_cores, new_cores = (one.arm.stored_cores(one.passes) for one in (before, after))

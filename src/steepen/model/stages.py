@@ -100,7 +100,7 @@ def _whole(value: float, words: str) -> int:
 
 
 @dataclass(frozen=True)
-class PassSchedule(Checked):
+class StageSchedule(Checked):
     """The stages of a run. Growth along any axis and random recurrence are schedules."""
 
     stages: tuple[Stage, ...] = (Stage((1,)),)
@@ -125,22 +125,22 @@ class PassSchedule(Checked):
             ),
             (known == sorted(set(known)), "sorted by start"),
         ):
-            require(holds, "PassSchedule", "stages", self.stages, accepted)
+            require(holds, "StageSchedule", "stages", self.stages, accepted)
 
     @staticmethod
-    def fixed(passes: int) -> PassSchedule:
+    def fixed(passes: int) -> StageSchedule:
         """The same number of passes throughout."""
-        return PassSchedule((Stage((passes,)),))
+        return StageSchedule((Stage((passes,)),))
 
     @staticmethod
-    def growing(first: int, *then: int, start: float | None = None) -> PassSchedule:
+    def growing(first: int, *then: int, start: float | None = None) -> StageSchedule:
         """Start with `first` passes; after growth use `then`, drawn uniformly at every step if several."""
-        return PassSchedule((Stage((first,)), Stage(then, start)))
+        return StageSchedule((Stage((first,)), Stage(then, start)))
 
     @staticmethod
-    def staged(*steps: tuple[float, int]) -> PassSchedule:
+    def staged(*steps: tuple[float, int]) -> StageSchedule:
         """Pass counts by the fraction of tokens at which each begins: staged((0, 2), (0.5, 4), (0.8, 6))."""
-        return PassSchedule(tuple(Stage((passes,), float(start)) for start, passes in steps))
+        return StageSchedule(tuple(Stage((passes,), float(start)) for start, passes in steps))
 
     @property
     def grows(self) -> bool:
@@ -167,7 +167,7 @@ class PassSchedule(Checked):
         """The largest count of all stages."""
         return max(stage.max_passes for stage in self.stages)
 
-    def resolve(self, rho: float | None) -> PassSchedule:
+    def resolve(self, rho: float | None) -> StageSchedule:
         """Fill in starts left to the recipe: from 1 − ρ on at equal distances, ρ the tokens after growth."""
         if all(stage.start is not None for stage in self.stages):
             return self
@@ -201,7 +201,7 @@ class _Track:
         return self.sizes[sum(start <= time for start in self.starts)]
 
     @staticmethod
-    def of(schedule: PassSchedule, axis: str) -> _Track:
+    def of(schedule: StageSchedule, axis: str) -> _Track:
         """The track of an axis in a schedule."""
         sizes = [getattr(stage, axis) for stage in schedule.stages]
         changes = [i for i, (before, after) in enumerate(pairwise(sizes), 1) if before != after]
@@ -223,7 +223,7 @@ class _Track:
         return _Track(sizes, known)
 
 
-def parse_growth(schedule: PassSchedule, settings: Sequence[str]) -> PassSchedule:
+def parse_growth(schedule: StageSchedule, settings: Sequence[str]) -> StageSchedule:
     """Read growth settings, as in the arm vanilla+blocks=1-all@0.3+width=0.5-1@0.6, into an arm's schedule.
 
     The sizes of an axis are joined by hyphens, and so are the starts of all but the first, after @. "all" is

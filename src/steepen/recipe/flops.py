@@ -15,7 +15,7 @@ from typing import Literal
 from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.shape import Shape
-from steepen.model.stages import PassSchedule, Stage
+from steepen.model.stages import Stage, StageSchedule
 
 FlopCount = Literal["total", "matrix"]  # what a budget counts: everything, or all but attention
 
@@ -125,7 +125,7 @@ def flops_per_token(arm: Arm, shape: Shape, passes: int) -> Flops:
 
 
 def run_flops(
-    arm: Arm, shape: Shape, schedule: PassSchedule, steps: int, batch_tokens: int, *, stop: int | None = None
+    arm: Arm, shape: Shape, schedule: StageSchedule, steps: int, batch_tokens: int, *, stop: int | None = None
 ) -> Flops:
     """FLOPs of a run, or of its first `stop` steps, by whole steps of each stage.
 
@@ -142,7 +142,7 @@ def run_flops(
     return total
 
 
-def mean_flops_per_token(arm: Arm, shape: Shape, schedule: PassSchedule) -> Flops:
+def mean_flops_per_token(arm: Arm, shape: Shape, schedule: StageSchedule) -> Flops:
     """Expected FLOPs of one token over a schedule whose starts are all known."""
     total = Flops(0.0, 0.0, 0.0)
     for fraction, stage in stage_fractions(schedule):
@@ -152,7 +152,7 @@ def mean_flops_per_token(arm: Arm, shape: Shape, schedule: PassSchedule) -> Flop
     return total
 
 
-def relative_costs(arm: Arm, shape: Shape, schedule: PassSchedule) -> tuple[float, float]:
+def relative_costs(arm: Arm, shape: Shape, schedule: StageSchedule) -> tuple[float, float]:
     """Compute-active parameters over those without growth: of the first stage, and after growth on average.
 
     The average is over equal parts of the tokens after growth, the stages whose starts the recipe decides.
@@ -165,19 +165,19 @@ def relative_costs(arm: Arm, shape: Shape, schedule: PassSchedule) -> tuple[floa
     return first, sum(later) / len(later) if later else first
 
 
-def stage_fractions(schedule: PassSchedule) -> list[tuple[float, Stage]]:
+def stage_fractions(schedule: StageSchedule) -> list[tuple[float, Stage]]:
     """Fraction of the tokens in each stage."""
     starts = [stage.start for stage in schedule.stages]
     if any(start is None for start in starts):
         raise UsageError(
-            "this pass schedule leaves the start of a stage to the recipe: resolve it with a rho first."
+            "this schedule leaves the start of a stage to the recipe: resolve it with a rho first."
         )
     known = [start or 0.0 for start in starts]
     ends = [*known[1:], 1.0]
     return [(end - start, stage) for start, end, stage in zip(known, ends, schedule.stages, strict=True)]
 
 
-def stage_starts(schedule: PassSchedule, steps: int) -> tuple[int, ...]:
+def stage_starts(schedule: StageSchedule, steps: int) -> tuple[int, ...]:
     """First step of each stage in a run of `steps` steps: ⌊start·steps⌋ in doubles, as the authors do."""
     stage_fractions(schedule)  # raises UsageError if a start is left to the recipe
     return tuple(math.floor((stage.start or 0.0) * steps) for stage in schedule.stages)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeAlias
 from steepen.errors import MAX_WHOLE, UsageError, require
 from steepen.model.arm import Arm
 from steepen.model.shape import Shape, Size, SizeRule
-from steepen.model.stages import PassSchedule, Share, Stage
+from steepen.model.stages import Share, Stage, StageSchedule
 from steepen.recipe.flops import (
     FlopCount,
     Flops,
@@ -221,7 +221,7 @@ class PlannedRun:
 
     arm: Arm
     shape: Shape
-    schedule: PassSchedule
+    schedule: StageSchedule
     rho: float | None
     hyperparameters: Hyperparameters
     batch_tokens: int
@@ -248,7 +248,7 @@ class PlannedRun:
         found: list[PlannedRun] = []
         for stage in self.schedule.stages:
             arm, shape = self.arm.at(stage, self.shape)
-            found.append(replace(self, arm=arm, shape=shape, schedule=PassSchedule((Stage(stage.passes),))))
+            found.append(replace(self, arm=arm, shape=shape, schedule=StageSchedule((Stage(stage.passes),))))
         return tuple(found)
 
     @property

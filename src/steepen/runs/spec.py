@@ -24,7 +24,7 @@ from steepen.model.arm import OWN_CODE, Arm, StageNetwork
 from steepen.model.block_options import BlockOptions
 from steepen.model.config import ModelOptions
 from steepen.model.shape import Shape
-from steepen.model.stages import PassSchedule
+from steepen.model.stages import StageSchedule
 from steepen.optim.config import LRScheduleConfig, OptimizerConfig
 from steepen.recipe.flops import FlopCount, run_flops, stage_fractions, stage_starts
 from steepen.recipe.hyperparameters import Hyperparameters, full_name
@@ -84,7 +84,7 @@ class RunSpec(Checked):
 
     arm: Arm
     shape: Shape
-    schedule: PassSchedule  # resolved: every stage has a start
+    schedule: StageSchedule  # resolved: every stage has a start
     hyperparameters: Hyperparameters
     data: DataConfig
     steps: Count
@@ -208,7 +208,7 @@ class RunSpec(Checked):
         data, first = self.data, self.schedule.stages[0]
         if (data.pool == "prefix" and data.pool_tokens is None) or len(first.passes) > 1:
             return None
-        passes = PassSchedule((first,))
+        passes = StageSchedule((first,))
         alike = replace(
             self,
             arm=replace(self.arm, name="", passes=passes),

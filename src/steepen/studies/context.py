@@ -18,7 +18,7 @@ from steepen.laws.fits.compute_law import MethodChoice
 from steepen.model.arm import Arm
 from steepen.model.arms import ARMS, find_arm, without_growth
 from steepen.model.shape import SizeRule
-from steepen.model.stages import PassSchedule
+from steepen.model.stages import StageSchedule
 from steepen.optim.config import OptimizerConfig
 from steepen.recipe.flops import flops_per_token, recipe_parameters
 from steepen.recipe.recipe import PlannedRun, Recipe
@@ -220,7 +220,7 @@ def starting_arm(arm: Arm) -> Arm:
     """The fixed-pass counterpart of a growing arm: untied-2 for untied-grow, which inherits its recipe."""
     if not arm.passes.grows:
         return arm
-    start, candidates = PassSchedule.fixed(arm.passes.initial), [*ARMS.values()]
+    start, candidates = StageSchedule.fixed(arm.passes.initial), [*ARMS.values()]
     with contextlib.suppress(UsageError):  # a custom arm, which is not found by its name
         candidates.append(find_arm(without_growth(arm.name)))
     for known in candidates:

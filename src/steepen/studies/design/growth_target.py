@@ -11,7 +11,7 @@ import numpy as np
 from steepen.errors import UsageError
 from steepen.laws.distributions import ROUNDING_ERROR, t_p_value
 from steepen.model.arm import Arm
-from steepen.model.stages import PassSchedule, Stage
+from steepen.model.stages import Stage, StageSchedule
 from steepen.recipe.flops import flops_per_token
 from steepen.studies.answer import Axis, Draft, Panel, Study
 from steepen.studies.cells import Cells, Plan, measure, table
@@ -127,14 +127,14 @@ def _grown(arm: Arm, target: int) -> Arm:
         return replace(arm, name=name, passes=replace(arm.passes, stages=stages))
     name = arm.name if (first, target) == (2, 4) and arm.passes.final == 4 else f"{arm.name}-to-{target}"
     return replace(
-        arm, name=name, title=f"{arm.title} to {target}", passes=PassSchedule.growing(first, target)
+        arm, name=name, title=f"{arm.title} to {target}", passes=StageSchedule.growing(first, target)
     )
 
 
 def _fixed(arm: Arm, passes: int) -> Arm:
     family = "loop" if arm.tied else "untied"
     name = f"{family}-{passes}" if "inject" in arm.core_boundary else f"{arm.name}-fixed-{passes}"
-    return replace(arm, name=name, title=f"{arm.title}, fixed {passes}", passes=PassSchedule.fixed(passes))
+    return replace(arm, name=name, title=f"{arm.title}, fixed {passes}", passes=StageSchedule.fixed(passes))
 
 
 @dataclass(frozen=True)
