@@ -99,7 +99,9 @@ class Growth:
         """A parameter of the next stage's width."""
         if old.shape == shape:
             return old
-        changed = {dim: self._index(name, dim, old, shape) for dim in _changed(old.shape, shape)}
+        changed = {
+            dim: self._index(name, dim, old.shape, shape, old.device) for dim in _changed(old.shape, shape)
+        }
         taken = old
         for dim, index in changed.items():
             taken = taken.index_select(dim, index.clamp(min=0))
@@ -138,11 +140,11 @@ class Growth:
         for dim, size in changed.items():
             if value.shape[dim] != size:  # one number for all of them
                 continue
-            index = indices[dim] = self._index(name, dim, torch.empty(before, device="meta"), after, old)
+            index = indices[dim] = self._index(name, dim, before, after, old.device)
             value = value.index_select(dim, index.clamp(min=0))
             if self.schedule.new_width == "copy" and (dim != -1 or _leaf(name) == "embedding"):
                 copies = torch.bincount(index, minlength=size)[index].to(old.dtype) ** power
-                value = value / copies.view([-1 if d == dim else 1 for d in range(-value.ndim, 0)])
+                value = value / _along(dim, copies, value)
         value = value * scale
         return _where_old(indices, value, torch.zeros_like(value))
 
@@ -153,16 +155,15 @@ class Growth:
         ratio = math.sqrt(self.after.shape.width / self.before.shape.width)
         return ratio if _leaf(name) in _WRITERS else 1 / ratio
 
-    def _index(self, name: str, dim: int, old: Tensor, shape: torch.Size, on: Tensor | None = None) -> Tensor:
+    def _index(self, name: str, dim: int, old: torch.Size, new: torch.Size, device: torch.device) -> Tensor:
         """Of each index along a dimension of the grown parameter, the old one it repeats; −1 for none."""
         leaf = _leaf(name)
         of_heads = _HEADS.get(leaf) == dim
         unit = self.before.shape.head_dim if of_heads else 1
         # Queries that share a head of keys stay together.
         groups = self.before.arm.block_options.kv_heads if of_heads and leaf != "key_value" else None
-        index = repeated_units(
-            old.shape[dim] // unit, shape[dim] // unit, groups or 1, self.schedule.new_width
-        ).to((old if on is None else on).device)
+        units, wanted = old[dim] // unit, new[dim] // unit
+        index = repeated_units(units, wanted, groups or 1, self.schedule.new_width).to(device)
         inside = index.unsqueeze(-1) * unit + torch.arange(unit, device=index.device)
         return torch.where(index.unsqueeze(-1) < 0, -1, inside).flatten()
 
@@ -182,7 +183,7 @@ def _apart(initial: Tensor, index: Tensor, dim: int, old: int) -> Tensor:
     shape = list(initial.shape)
     shape[dim] = old
     mean = torch.zeros(shape, dtype=initial.dtype, device=initial.device).index_add(dim, index, initial)
-    mean = mean / copies.view([-1 if d == dim else 1 for d in range(-initial.ndim, 0)])
+    mean = mean / _along(dim, copies, initial)
     return initial - mean.index_select(dim, index)
 
 
@@ -263,11 +264,16 @@ def _changed(old: torch.Size, new: torch.Size) -> dict[int, int]:
     return {dim: old[dim] for dim in range(-len(old), 0) if old[dim] != new[dim]}
 
 
+def _along(dim: int, values: Tensor, of: Tensor) -> Tensor:
+    """A vector as a view that is broadcast along one dimension, from the last, of another tensor."""
+    return values.view([-1 if d == dim else 1 for d in range(-of.ndim, 0)])
+
+
 def _where_old(indices: Mapping[int, Tensor], old: Tensor, new: Tensor) -> Tensor:
     """`old` where all indices name an old unit, else `new`."""
     known = torch.ones((), dtype=torch.bool, device=old.device)
     for dim, index in indices.items():
-        known = known & (index >= 0).view([-1 if d == dim else 1 for d in range(-old.ndim, 0)])
+        known = known & _along(dim, index >= 0, old)
     return torch.where(known, old, new)
 
 

@@ -180,13 +180,9 @@ class RunSpec(Checked):
                 found.append((start, network))
         return tuple(found)
 
-    def network_at(self, step: int) -> int:
-        """Which of `networks` takes step `step`, from 0."""
-        return max(index for index, (start, _) in enumerate(self.networks) if start <= step)
-
     def network_after(self, steps: int) -> int:
         """Which of `networks` there is after so many steps: it grows only before the next one."""
-        return self.network_at(steps - 1) if steps else 0
+        return max((index for index, (start, _) in enumerate(self.networks) if start < steps), default=0)
 
     @property
     def branch_point(self) -> int:

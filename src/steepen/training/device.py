@@ -59,10 +59,8 @@ def find_device(name: str) -> torch.device:
 
 def rank_device(name: str, local_rank: int, size: int) -> tuple[torch.device, bool]:
     """The device of a rank, and whether ranks share one: a GPU named by its number serves all of them."""
-    if size == 1 or name == "cpu":
-        return find_device(name), False
     device = find_device(name)
-    if device.type == "cpu":
+    if size == 1 or device.type == "cpu":
         return device, False
     if device.index is not None:
         return device, True

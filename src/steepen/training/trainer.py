@@ -79,7 +79,6 @@ class Trainer:
         self.schedule = build_schedule(spec)
         peak = device_info.peak_flops(self.device)
         self.peak = None if peak is None else peak * world.size
-        self.sum_over_ranks = world.all_reduce_ if world.size > 1 else None
         self.scores: list[ValidationScore] = []
         self.stop_signals = StopSignals()
         # Stop and checkpoint flags of all ranks, exchanged one step late.
@@ -298,7 +297,7 @@ class Trainer:
         section = next(iter(self.validation.sections.values()))
         few = section[0], min(section[1], section[0] + GROWTH_WINDOWS)
         batches = self._validation_batches(few, may_stop=False)
-        return mean_loss(self.network, batches, passes, sum_over_ranks=self.sum_over_ranks).loss
+        return mean_loss(self.network, batches, passes, sum_over_ranks=self.world.all_reduce_).loss
 
     def _eval_passes(self) -> int:
         return int(self.schedule.eval_passes[max(0, self.step - 1)])
@@ -321,7 +320,7 @@ class Trainer:
         with watch_stream(self.network, passes) as residual_rms:
             for section in self.validation.sections.values():
                 batches, end = self._validation_batches(section), self.validation.end_of_text
-                reduce = self.sum_over_ranks
+                reduce = self.world.all_reduce_
                 parts.append(mean_loss(self.network, batches, passes, apart=end, sum_over_ranks=reduce))
         sections = self.validation.sections
         found = combined(parts, [last - first for first, last in sections.values()])
