@@ -145,6 +145,7 @@ class FullyShardedOptimizer(DistributedOptimizer):
 
     def step(self, factor: float, step: int | None = None) -> Tensor:
         """Gather gradients to owners, step, scatter weights; returns the gradient norm before clipping."""
+        # The same matrices in the same order on every rank: collectives meet by their order.
         present = [piece for piece in self.matrices if self.parameters[piece.name].grad is not None]
         self._exchange(present, gather=True)
         for name in ROW_SHARDED:

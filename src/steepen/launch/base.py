@@ -244,7 +244,6 @@ def attempt_result(job: Job, attempt: Attempt) -> RunRecord | Failure:
     return attempt.failure
 
 
-MAX_JOBS = 10_000
 LAUNCHERS = {
     "local": "steepen.launch.local:LocalLauncher",
     "slurm": "steepen.launch.slurm:SlurmLauncher",
@@ -263,23 +262,20 @@ def make_launcher(
     `jobs` is the max number of runs at a time, None for the launcher's default. `options` are KEY=VALUE
     texts: threads=4, partition=gpu, num_gpus=0.5.
     """
-    factory, settings = find_launcher(launcher, jobs, options)
+    factory, settings = find_launcher(launcher, options)
     return factory(context, jobs, **settings)
 
 
 def find_launcher(
-    launcher: str | Callable[..., Launcher], jobs: int | None = None, options: Sequence[str] = ()
+    launcher: str | Callable[..., Launcher], options: Sequence[str] = ()
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The class of a launcher and its options; raises UsageError for a name, jobs or option that is wrong."""
+    """The class of a launcher and its options; raises UsageError for a name or option that is wrong."""
     name = launcher if isinstance(launcher, str) else object_name(launcher, "launcher")
     if name not in LAUNCHERS and ":" not in name:
         raise UsageError(
             f"`launcher` = {name!r} is not known: use {', '.join(LAUNCHERS)} or, for a custom launcher, "
             '"module:attribute".'
         )
-    if jobs is not None and not 1 <= jobs <= MAX_JOBS:
-        limit = "at least 1" if jobs < 1 else f"at most {MAX_JOBS:,}"
-        raise UsageError(f"`jobs` = {jobs} is not valid: it must be {limit}.")
     factory = import_object(LAUNCHERS.get(name, name), "launcher", own=LAUNCHERS.values())
     if not callable(factory):
         raise UsageError(f"the launcher {name!r} is not valid: it must be a class or a function.")

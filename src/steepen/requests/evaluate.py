@@ -153,7 +153,7 @@ class Evaluate(ScoreOptions, AsJobs, Request["EvaluationResult | EvaluatedRuns"]
         from steepen.launch.base import find_launcher
 
         if self._launched:  # a wrong launcher is rejected even if no run is waiting
-            find_launcher(self.launcher or "local", self.jobs, self.launcher_options)
+            find_launcher(self.launcher or "local", self.launcher_options)
         return evaluate_many(runs, self.data, self, self._measure_jobs if self._launched else self._measure)
 
     def _measure(self, waiting: Sequence[WaitingRun], dataset: Dataset) -> Measured:

@@ -95,9 +95,9 @@ class Launching:
     def check_launching(self) -> None:
         """Reject what would fail when the first run starts, but for the device (`check_device`)."""
         if self.track:
-            from steepen.training.trackers import check_trackers
+            from steepen.training.trackers import require_installed
 
-            check_trackers(self.track, installed=True)
+            require_installed(self.track)
         self.limit()
         self.gpus()
 

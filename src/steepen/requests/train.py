@@ -80,9 +80,7 @@ class Train(SpecFields, TrainOptions, Request["Run"]):
     passes: Integers | None = EVALUATION("Measure the loss at these core passes: 1-8.")
 
     def check(self) -> None:
-        """Reject fields that a spec decides beside one, prompts of no samples, and unknown trackers."""
-        from steepen.training.trackers import check_trackers
-
+        """Reject fields that a spec decides beside one, prompts of no samples, and missing trackers."""
         if self.spec is not None:
             decided = {"arm", "depth", *(field.name for field in fields(SpecFields))}
             decided -= {"changes", "optimizer", "stop_after"}
@@ -93,7 +91,10 @@ class Train(SpecFields, TrainOptions, Request["Run"]):
             raise UsageError("nothing to train: give `arm` and `depth`, or `spec`.")
         if self.sample_prompt and self.sample_every is None:
             raise UsageError("`sample_prompt` needs `sample_every`.")
-        check_trackers(self.track, installed=True)
+        if self.track:
+            from steepen.training.trackers import require_installed
+
+            require_installed(self.track)
 
     def run(self) -> Run:
         """Train to the end, and return the run; nothing is printed unless `quiet` is False."""

@@ -13,8 +13,7 @@ from steepen.utils.codec import from_builtins, to_builtins
 from steepen.utils.formatting import is_number, printable_values
 from steepen.utils.json_io import CHECKSUM, with_checksum, without_checksum
 
-RECORD_VERSION = 2  # 1: without a checksum
-_VERSIONS = f"1 to {RECORD_VERSION}: a newer steepen has written it"
+RECORD_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -118,13 +117,14 @@ class RunRecord:
         record = from_builtins(RunRecord, printable_values(content), "record")
         if record.run != record.spec.hash:
             raise UsageError(f"record.run is {record.run!r}, but the spec's hash is {record.spec.hash}.")
-        require(1 <= record.version <= RECORD_VERSION, "record", "version", record.version, _VERSIONS)
+        accepted = f"{RECORD_VERSION}: another steepen has written it"
+        require(record.version == RECORD_VERSION, "record", "version", record.version, accepted)
         losses = {"validation_loss": record.validation_loss, "train_loss": record.train_loss}
         for name, loss in losses.items():
             require(0 <= loss < math.inf, "record", name, loss, "a finite number of at least 0")
         check_scores(record.evaluation)
         try:
-            without_checksum(value, required=record.version >= 2)
+            without_checksum(value, required=True)
         except ValueError as error:
             raise UsageError(f"the record was altered: {error}.") from None
         return record

@@ -208,7 +208,6 @@ class Checkpoint:
         """The progress of the run when it was saved."""
         metadata = self.metadata()
         metadata.pop("files", None)
-        metadata.pop("sha256", None)
         try:
             state = from_builtins(TrainingProgress, metadata, META_FILE)
             for score in state.scores:
@@ -221,9 +220,7 @@ class Checkpoint:
 
     def checksums(self) -> dict[str, str]:
         """SHA-256 of each file of tensors, by file name."""
-        metadata = self.metadata()
-        # Before runs on several ranks there was one file, and its checksum.
-        found: Any = metadata.get("files") or {STATE_FILE: metadata.get("sha256")}
+        found: Any = self.metadata().get("files")
         if not (isinstance(found, dict) and all(isinstance(value, str) for value in found.values())):
             raise self._unreadable("it has no checksums of the files")
         return cast("dict[str, str]", found)

@@ -126,6 +126,7 @@ def build_schedule(spec: RunSpec) -> StepSchedule:
     passes, evaluated = np.zeros(steps, np.int64), np.zeros(steps, np.int64)
     for index, stage in enumerate(spec.schedule.stages):
         rows = slice(starts[index], starts[index + 1] if index + 1 < len(starts) else steps)
+        # Drawn for all steps: those of a step do not depend on where its stage begins.
         draws = np.random.default_rng([spec.seed, index, 0x5EED]).integers(len(stage.passes), size=steps)
         passes[rows] = np.asarray(stage.passes)[draws[rows]]
         evaluated[rows] = stage.median_passes

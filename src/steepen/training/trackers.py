@@ -135,18 +135,14 @@ _KINDS: dict[str, Callable[[RunSpec, Path], _Tracker]] = {
 TRACKERS = tuple(_KINDS)
 
 
-def check_trackers(names: Iterable[str], *, installed: bool = False) -> tuple[str, ...]:
-    """The names; raises UsageError for an unknown one and, if `installed`, for a package that is missing."""
-    names = tuple(names)
+def require_installed(names: Iterable[str]) -> None:
+    """Raise UsageError for a tracker whose package is missing."""
     for name in names:
-        if name not in _KINDS:
-            raise UsageError(f"`track` = {name!r} is not known: use {', '.join(TRACKERS)}.")
-        if installed and find_spec(name) is None:
+        if find_spec(name) is None:
             raise UsageError(
                 f"`track` = {name} needs the package {name}, which is not installed: "
                 f"pip install 'steepen[{name}]'."
             )
-    return names
 
 
 class Trackers:
