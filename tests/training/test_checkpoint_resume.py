@@ -671,7 +671,6 @@ def test_run_resumed_just_before_growth_warms_up_with_its_parameters(
 ) -> None:
     """The warm-up before the first step runs before the network grows."""
     monkeypatch.setattr("steepen.execution.select.compile_network", lambda network: None)
-    monkeypatch.setattr(training_run, "compile_blocks", lambda network: None)
     spec, options = make_spec("untied-grow"), replace(QUIET, compile=True)
     whole, broken = RunStore(tmp_path / "whole"), RunStore(tmp_path / "broken")
     train(spec, tiny_data, whole, options)
