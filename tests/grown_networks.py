@@ -1,4 +1,4 @@
-"""A network of the next stage from one that is there, as a run's growth makes it from a checkpoint."""
+"""Growth in passes of a network that is there, for tests of execution and optimizers."""
 
 from __future__ import annotations
 
@@ -10,33 +10,13 @@ from torch import Tensor
 
 from steepen.model.arm import StageNetwork
 from steepen.model.growth import Growth
-from steepen.model.init import allocate, build_on_meta, initializer
 from steepen.model.network import Network
-from steepen.model.stages import StageSchedule
-
-
-def grown(
-    network: Network, after: StageNetwork, schedule: StageSchedule, *, init_scale: float = 1.0, seed: int = 0
-) -> Network:
-    """A network of the next stage on the same device, in the same dtype, with the weights of this one."""
-    before = StageNetwork(network.arm, network.shape, network.passes)
-    growth = Growth(before, after, schedule)
-    multipliers, options = network.multipliers, network.options
-    larger = build_on_meta(after.shape, after.arm, multipliers, options, passes=after.passes)
-    allocate(larger, network.embedding.device, network.embedding.dtype)
-    fresh = initializer(larger, embedding_std=1.0, init_scale=init_scale, seed=seed)
-    old = dict(network.named_parameters())
-    with torch.no_grad():
-        for name, parameter in larger.named_parameters():
-            growth.fill(name, parameter, old.__getitem__, fresh)
-    larger.refresh()
-    return larger
 
 
 def grow(network: Network, passes: int) -> dict[str, str]:
     """Grow a network in place to `passes` core passes; returns new parameter name → copied one.
 
-    For tests of execution and optimizers. The weights come from `Growth`, as those of a run do.
+    The weights come from `Growth`, as those of a run do.
     """
     before = StageNetwork(network.arm, network.shape, network.passes)
     growth = Growth(before, replace(before, passes=passes), network.arm.passes)

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from grown_networks import grow, grown
+from grown_networks import grow
 from steepen.data import Dataset, ValidationSet
 from steepen.errors import UsageError
 from steepen.evaluation.kl_depth import effective_depth, measure_kl_depth
 from steepen.evaluation.validation_loss import measure_test_time_passes, validate
 from steepen.model.arms import find_arm
+from steepen.model.growth import grown
 from steepen.model.init import build_on_meta, materialize, name_seed
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule

@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from grown_networks import grown
 from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
-from steepen.model.growth import Growth, block_origins
+from steepen.model.growth import Growth, block_origins, grown
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule

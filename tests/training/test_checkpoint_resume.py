@@ -679,7 +679,7 @@ def test_run_resumed_just_before_growth_warms_up_with_its_parameters(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(Optimizer, "grow", killed)
+        patch.setattr(training_run.StateLoader, "grow", killed)
         with pytest.raises(Killed):
             train(spec, tiny_data, broken, options)
     train(spec, tiny_data, broken, options)

@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 
 from steepen.model.arm import StageNetwork
+from steepen.model.init import allocate, build_on_meta, initializer
+from steepen.model.network import Network
 from steepen.model.stages import BlockOrder, NewWidth, StageSchedule
 
 Fill = Callable[[str, Tensor], None]
@@ -311,3 +313,21 @@ def block_origins(old: int, new: int, order: BlockOrder) -> list[tuple[int | Non
         return [(index % old, index < old) for index in range(new)]
     sources = [index * old // new for index in range(new)]
     return [(source, source not in sources[:index]) for index, source in enumerate(sources)]
+
+
+def grown(
+    network: Network, after: StageNetwork, schedule: StageSchedule, *, init_scale: float = 1.0, seed: int = 0
+) -> Network:
+    """A network of the next stage on the same device, in the same dtype, with the weights of this one."""
+    before = StageNetwork(network.arm, network.shape, network.passes)
+    growth = Growth(before, after, schedule)
+    multipliers, options = network.multipliers, network.options
+    larger = build_on_meta(after.shape, after.arm, multipliers, options, passes=after.passes)
+    allocate(larger, network.embedding.device, network.embedding.dtype)
+    fresh = initializer(larger, embedding_std=1.0, init_scale=init_scale, seed=seed)
+    old = dict(network.named_parameters())
+    with torch.no_grad():
+        for name, parameter in larger.named_parameters():
+            growth.fill(name, parameter, old.__getitem__, fresh)
+    larger.refresh()
+    return larger
