@@ -102,9 +102,9 @@ def test_sixty_steps_of_training(arm: str, stored: dict[str, Any]) -> None:
     schedule = build_schedule(spec)
     optimizer = Optimizer(network.named_parameters(), spec.hyperparameters, spec.optimizer, network.refresh)
     for step in range(authors.STEPS):
-        stored = schedule.networks[schedule.network[step]].passes
-        if stored > network.passes:
-            optimizer.grow(network.named_parameters(), grow(network, stored))
+        passes = schedule.networks[schedule.network[step]].passes
+        if passes > network.passes:
+            optimizer.grow(network.named_parameters(), grow(network, passes))
         if (logits := expected.get(f"logits at {step}")) is not None:
             with torch.no_grad():
                 own = network(authors.batch(step)[0], passes=int(schedule.passes[step]))
