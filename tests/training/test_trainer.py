@@ -23,6 +23,7 @@ from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunLost, RunStore
 from steepen.training import checkpoint as checkpoints
+from steepen.training import trackers
 from steepen.training import trainer as training_run
 from steepen.training.metrics import TrainingTimer
 from steepen.training.run import train
@@ -272,7 +273,7 @@ def test_tracker_that_fails_does_not_stop_the_run(
 
         def close(self) -> None: ...
 
-    monkeypatch.setitem(training_run.__dict__["Trackers"].__init__.__globals__["_KINDS"], "wandb", Fragile)
+    monkeypatch.setitem(trackers.__dict__["_KINDS"], "wandb", Fragile)
     options = replace(QUIET, quiet=False, track=("wandb", "tensorboard"))
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # as where it is not installed
     train(make_spec("vanilla", steps=6), tiny_data, RunStore(tmp_path), options)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 from torch import Tensor
@@ -26,10 +26,12 @@ from steepen.training.checkpoint import CheckpointWriter
 from steepen.training.device import synchronize
 from steepen.training.step_schedule import StepSchedule
 from steepen.training.stopping import diverged
-from steepen.training.trackers import Trackers
 from steepen.utils.files import open_without_links, write_atomically
 from steepen.utils.formatting import format_clock, format_count
 from steepen.utils.progress import Progress, ProgressDisplay, ProgressRow
+
+if TYPE_CHECKING:
+    from steepen.training.trackers import Trackers
 
 
 class MetricsFile:
@@ -121,7 +123,7 @@ class RunLog:
         schedule: StepSchedule,
         timer: TrainingTimer,
         metrics: MetricsFile,
-        trackers: Trackers,
+        trackers: Trackers | None,
         display: ProgressDisplay,
         writer: CheckpointWriter,
         peak: float | None,  # FLOP/s of the device, for the MFU
@@ -141,7 +143,8 @@ class RunLog:
     def write(self, step: int, values: dict[str, float], **of_file: int) -> None:
         """Log values after a step; `of_file` go to metrics.jsonl only."""
         self.metrics.write(step=step, **of_file, **values)
-        self.trackers.log(step, values)
+        if self.trackers is not None:
+            self.trackers.log(step, values)
 
     def pause(self) -> None:
         """Log the queued steps and stop the clock: what follows is no training."""

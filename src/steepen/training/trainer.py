@@ -40,7 +40,6 @@ from steepen.training.metrics import MetricsFile, RunLog, TrainingTimer, watch_s
 from steepen.training.run_state import StateLoader, execution_mode
 from steepen.training.step_schedule import build_schedule
 from steepen.training.stopping import Diverged, Interrupted, StopSignals, diverged
-from steepen.training.trackers import Trackers
 from steepen.training.train_options import TrainOptions
 from steepen.training.train_step import GradientAccumulator, TrainStep, warm_up
 from steepen.utils.codec import from_builtins, to_builtins
@@ -127,9 +126,12 @@ class Trainer:
 
     def _open_log(self, stack: contextlib.ExitStack) -> RunLog:
         """Open metrics.jsonl and the trackers, on rank 0; they are closed with the stack."""
-        main, print_message = self.world.is_main, self.display.print
-        trackers = Trackers(self.options.track if main else (), self.spec, self.directory.path, print_message)
-        stack.callback(trackers.close)
+        main, print_message, trackers = self.world.is_main, self.display.print, None
+        if main and self.options.track:
+            from steepen.training.trackers import Trackers
+
+            trackers = Trackers(self.options.track, self.spec, self.directory.path, print_message)
+            stack.callback(trackers.close)
         # Lines after the checkpoint belong to steps that are trained again: they are cut off.
         path, scored = self.directory.metrics_file, {score.step for score in self.scores}
         metrics = MetricsFile(path if main else None, self.step, scored, print_message)
