@@ -44,17 +44,7 @@ class PrepareRequest:
         for name in ("source", "val_source"):
             if isinstance(getattr(self, name), str) or callable(getattr(self, name)):
                 object.__setattr__(self, name, (getattr(self, name),))
-        corpus = paper_corpus(self.source[0]) if self.source else None
-        if corpus is not None:
-            for name, value in (
-                ("val_source", (f"{self.source[0]}-validation",)),
-                ("val_tokens", corpus.validation_tokens),
-                ("max_tokens", corpus.train_tokens),
-                ("dedup_tokens", corpus.dedup_tokens),
-                ("clip_validation", corpus.clip_validation),
-            ):
-                if getattr(self, name) in (None, (), False):
-                    object.__setattr__(self, name, value)
+        self._complete()
         # Of other tokenizers the size is known only when they are loaded.
         known = GPT2_SIZE if self.tokenizer == "gpt2" else 1
         choose_dtype(parse_tokenizer(self.tokenizer) or known, self.dtype)
@@ -64,6 +54,21 @@ class PrepareRequest:
             raise UsageError(
                 "`mix` names all sources and takes validation from each; leave out `source` and `val_source`."
             )
+
+    def _complete(self) -> None:
+        """Take what the request does not say from the paper's corpus, if that is the source."""
+        corpus = paper_corpus(self.source[0]) if self.source else None
+        if corpus is None:
+            return
+        for name, value in (
+            ("val_source", (f"{self.source[0]}-validation",)),
+            ("val_tokens", corpus.validation_tokens),
+            ("max_tokens", corpus.train_tokens),
+            ("dedup_tokens", corpus.dedup_tokens),
+            ("clip_validation", corpus.clip_validation),
+        ):
+            if getattr(self, name) in (None, (), False):
+                object.__setattr__(self, name, value)
 
     def mixture(self) -> dict[str, MixedSource]:
         """The sources of a mixture by their names, with weights that add up to 1; none without `mix`."""

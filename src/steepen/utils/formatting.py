@@ -94,21 +94,27 @@ def _format_list(values: list[Any], digits: int) -> str:
 
 def format_column(values: Sequence[Any]) -> list[str]:
     """A table's column as text; its floats get one common number of decimals, so that they compare."""
-    fractions = [v for v in values if isinstance(v, float) and math.isfinite(v)]
-    sizes = [abs(v) for v in fractions if v != 0]
-    if not sizes or not 1e-3 <= max(sizes) < 1e6 or any(isinstance(v, list | tuple) for v in values):
-        return [format_value(value) for value in values]
-    decimals = max(0, min(4, 4 - math.floor(math.log10(max(sizes)))))
-    if any(round(size, decimals) == 0 for size in sizes):  # a p-value must not become 0.0000
-        return [format_value(value) for value in values]
-    while decimals and all(round(v, decimals - 1) == round(v, decimals) for v in fractions):
-        decimals -= 1
+    decimals = _common_decimals(values)
     return [
         typographic_minus(f"{value:,.{decimals}f}")
-        if isinstance(value, float) and math.isfinite(value)
+        if decimals is not None and isinstance(value, float) and math.isfinite(value)
         else format_value(value)
         for value in values
     ]
+
+
+def _common_decimals(values: Sequence[Any]) -> int | None:
+    """Decimals for all floats of a column; None where one of them would be hard to read with these."""
+    fractions = [v for v in values if isinstance(v, float) and math.isfinite(v)]
+    sizes = [abs(v) for v in fractions if v != 0]
+    if not sizes or not 1e-3 <= max(sizes) < 1e6 or any(isinstance(v, list | tuple) for v in values):
+        return None
+    decimals = max(0, min(4, 4 - math.floor(math.log10(max(sizes)))))
+    if any(round(size, decimals) == 0 for size in sizes):  # a p-value must not become 0.0000
+        return None
+    while decimals and all(round(v, decimals - 1) == round(v, decimals) for v in fractions):
+        decimals -= 1
+    return decimals
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -58,6 +58,20 @@ class SeedScore:
     nll: float
     bits_per_byte: float | None = None
 
+    @staticmethod
+    def of(seed: int, examples: Sequence[Outcome]) -> SeedScore:
+        """The scores from the outcomes of all examples."""
+        losses = [example.nll for example in examples if example.nll is not None]
+        accuracy = sum(example.correct for example in examples) / len(examples)
+        bits = _mean_known(example.bits_per_byte for example in examples)
+        return SeedScore(seed, accuracy, math.fsum(losses) / max(1, len(losses)), bits)
+
+
+def _mean_known(values: Iterable[float | None]) -> float | None:
+    """The mean of the values that are known; None without any."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
 
 @dataclass(frozen=True)
 class TaskScore:
@@ -77,15 +91,8 @@ class TaskScore:
     @staticmethod
     def of(task: Task, outcomes: dict[int, Sequence[Outcome]]) -> TaskScore:
         """The score of a task from its examples' outcomes by seed."""
-        seeds: list[SeedScore] = []
-        for seed, examples in outcomes.items():
-            losses = [example.nll for example in examples if example.nll is not None]
-            bits = [example.bits_per_byte for example in examples if example.bits_per_byte is not None]
-            accuracy = sum(example.correct for example in examples) / len(examples)
-            nll = math.fsum(losses) / max(1, len(losses))
-            seeds.append(SeedScore(seed, accuracy, nll, statistics.fmean(bits) if bits else None))
+        seeds = tuple(SeedScore.of(seed, examples) for seed, examples in outcomes.items())
         accuracy = statistics.fmean(seed.accuracy for seed in seeds)
-        bits = [seed.bits_per_byte for seed in seeds if seed.bits_per_byte is not None]
         return TaskScore(
             task.label,
             task.kind,
@@ -95,8 +102,8 @@ class TaskScore:
             accuracy,
             task.centered(accuracy),
             statistics.fmean(seed.nll for seed in seeds),
-            tuple(seeds),
-            statistics.fmean(bits) if bits else None,
+            seeds,
+            _mean_known(seed.bits_per_byte for seed in seeds),
         )
 
     def centered_at(self, seed: int) -> float:
