@@ -62,25 +62,25 @@ class ValidationSplit:
         needed. Those that begin within `max_bytes` are certain to be reached. Returns False if there is
         only one document.
         """
-        reached: dict[bytes, int] = {}
+        reached: dict[bytes, int] = {}  # bytes of the documents that are certain to be read
         later: set[bytes] = set()
         read, train, val = 0, False, False
         for digest, size in documents:
-            eligible = self.is_eligible(digest)
-            train, val = train or not eligible, val or (eligible and read < max_bytes)
             if read < max_bytes:
                 reached[digest] = size
+                val = val or self.is_eligible(digest)
             else:
                 later.add(digest)
+            train = train or not self.is_eligible(digest)
             read += size + 1
             if train and (val or (read >= max_bytes and len(reached.keys() | later) > 1)):
                 break
         found = reached.keys() | later
         if len(found) < 2:
             return not found  # an empty source is reported where it is read
-        if not train:
+        if not train:  # the highest hash trains
             self.threshold = int.from_bytes(max(found), "big")
-        elif not val:
+        elif not val:  # the lowest hashes validate, as many as are needed
             collected = 0.0
             for digest in sorted(reached)[: max(1, int(MAX_FRACTION * len(found)))]:
                 self.threshold = int.from_bytes(digest, "big") + 1
