@@ -14,13 +14,7 @@ from typing import Annotated
 from steepen.report.colours import ArmStyles
 from steepen.report.curves import curves_of, ladder_title, panel_with_titles, role_text, styled_panel
 from steepen.report.load_studies import LoadedStudy
-from steepen.report.run_panels import (
-    curve_panels,
-    ladder_laws,
-    residual_panels,
-    scatter_tables,
-    source_panels,
-)
+from steepen.report.run_panels import curve_panels, ladder_laws, residuals_of_laws, source_panels
 from steepen.results.table import Column, Table, columns_of, no_formula, table_of
 from steepen.runs.record import RunRecord
 from steepen.studies.answer import Answer, Panel, StudyFit, StudyVerdict
@@ -58,8 +52,9 @@ class StudyContent:
     def of(index: int, study: LoadedStudy, titles: dict[str, str], styles: ArmStyles) -> StudyContent:
         """The study's own panels and tables, and those that its runs give."""
         answer, records = study.answer, study.records
+        residuals, scatter = residuals_of_laws(answer, records, titles)
         added = [
-            *residual_panels(answer, records, titles),
+            *residuals,
             *source_panels(records),
             *curve_panels(records, study.runs_directory, titles),
         ]
@@ -73,7 +68,7 @@ class StudyContent:
         rows, judged = tuple(summary_rows(answer, records, titles)), answer.primary_verdicts
         summary = [summary_table(rows, judged[0].verdict.unit)] if rows else []
         tables = (
-            *summary, *_mistuned_table(study), *answer.tables, *scatter_tables(answer, records, titles)
+            *summary, *_mistuned_table(study), *answer.tables, *scatter
         )  # fmt: skip
         return StudyContent(name, study, tuple(figures), tables, rows)
 

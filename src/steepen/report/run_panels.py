@@ -86,59 +86,45 @@ def thin_curve(
     return tuple(fmean(x for x, _ in own) for own in bins), tuple(fmean(y for _, y in own) for own in bins)
 
 
-def residual_panels(answer: Answer, records: Sequence[RunRecord], titles: dict[str, str]) -> list[Panel]:
-    """Loss minus law of every run of every ladder, against compute; [] without laws of compute."""
+def residuals_of_laws(
+    answer: Answer, records: Sequence[RunRecord], titles: dict[str, str]
+) -> tuple[list[Panel], list[Table]]:
+    """Loss minus law of every run of every ladder, and their scatter; [] without laws of compute."""
     series: list[Series] = []
-    scatter: list[str] = []
-    for one, misses in _misses(answer, records):
-        own = [record for record in records if record.run in misses]
-        x, y = tuple(r.flops for r in own), tuple(misses[r.run] for r in own)
-        fields: dict[str, Any] = {"arm": one.arm, "variant": one.variant, "runs": tuple(r.run for r in own)}
-        series.append(Series(one.arm, "points", x, y, **fields))
-        scatter.append(f"{_title(one, titles)} {_residual_sd(y):.2g}")
-    axes = Axis("training compute (FLOPs)", "log"), Axis("loss − law (nats per token)")
-    caption = f"Standard deviations: {', '.join(scatter)}."
-    panel = Panel("Residuals of the laws", *axes, tuple(series), (("y", 0.0, ""),), caption)
-    return [panel] if series else []
-
-
-def scatter_tables(answer: Answer, records: Sequence[RunRecord], titles: dict[str, str]) -> list[Table]:
-    """Runs and scatter about its law of every ladder; [] without laws of compute."""
     rows: list[dict[str, Any]] = []
-    for one, misses in _misses(answer, records):
-        worst = max(misses, key=lambda run: abs(misses[run]))
-        own = [record for record in records if record.run in misses]
-        rungs = grouped(own, lambda record: record.spec.shape.depth).values()
-        losses = [[record.validation_loss for record in rung] for rung in rungs]
-        squares = sum(sum((loss - fmean(rung)) ** 2 for loss in rung) for rung in losses)
-        degrees = sum(len(rung) - 1 for rung in losses)
-        rows.append({
-            "arm": _title(one, titles), "runs": len(misses), "residual sd": _residual_sd([*misses.values()]),
-            "sd between seeds": math.sqrt(squares / degrees) if degrees else None,
-            "largest residual": misses[worst], "run": worst,
-        })  # fmt: skip
-    caption = "In nats per token. A residual sd far above that between seeds means that the law does not fit."
-    return [table("Scatter about the laws", rows, caption)] if rows else []
-
-
-def _title(one: StudyFit, titles: dict[str, str]) -> str:
-    return ladder_title(one.arm, one.variant, titles)
-
-
-def _residual_sd(misses: Sequence[float]) -> float:
-    """Standard deviation about a law of two parameters of its own."""
-    return math.sqrt(sum(miss**2 for miss in misses) / max(1, len(misses) - 2))
-
-
-def _misses(answer: Answer, records: Sequence[RunRecord]) -> list[tuple[StudyFit, dict[str, float]]]:
-    """Every ladder's law, and by run how far its loss is from it."""
-    found: list[tuple[StudyFit, dict[str, float]]] = []
     for one in ladder_laws(answer):
         assert isinstance(one.fit, ArmLaw)
         own = [record for record in records if record.run in one.runs]
-        misses = {r.run: r.validation_loss - float(one.fit.predict(r.flops)) for r in own}
-        found += [(one, misses)] if misses else []
-    return found
+        if not own:
+            continue
+        x, runs = tuple(r.flops for r in own), tuple(r.run for r in own)
+        left = tuple(r.validation_loss - float(one.fit.predict(r.flops)) for r in own)
+        series.append(Series(one.arm, "points", x, left, arm=one.arm, variant=one.variant, runs=runs))
+        worst = max(range(len(own)), key=lambda i: abs(left[i]))
+        rows.append({
+            "arm": ladder_title(one.arm, one.variant, titles), "runs": len(own),
+            # About a law of two parameters of its own.
+            "residual sd": math.sqrt(sum(miss**2 for miss in left) / max(1, len(left) - 2)),
+            "sd between seeds": _sd_between_seeds(own), "largest residual": left[worst],
+            "run": own[worst].run,
+        })  # fmt: skip
+    if not series:
+        return [], []
+    axes = Axis("training compute (FLOPs)", "log"), Axis("loss − law (nats per token)")
+    scatter = ", ".join(f"{row['arm']} {row['residual sd']:.2g}" for row in rows)
+    lines, caption = (("y", 0.0, ""),), f"Standard deviations: {scatter}."
+    panel = Panel("Residuals of the laws", *axes, tuple(series), lines, caption)
+    caption = "In nats per token. A residual sd far above that between seeds means that the law does not fit."
+    return [panel], [table("Scatter about the laws", rows, caption)]
+
+
+def _sd_between_seeds(records: Sequence[RunRecord]) -> float | None:
+    """Standard deviation of the losses of one rung, pooled; None where every rung has one run."""
+    rungs = grouped(records, lambda record: record.spec.shape.depth).values()
+    losses = [[record.validation_loss for record in rung] for rung in rungs]
+    squares = sum(sum((loss - fmean(rung)) ** 2 for loss in rung) for rung in losses)
+    degrees = sum(len(rung) - 1 for rung in losses)
+    return math.sqrt(squares / degrees) if degrees else None
 
 
 def ladder_laws(answer: Answer) -> list[StudyFit]:

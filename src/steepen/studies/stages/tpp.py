@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from steepen.laws.fits.isoflop import IsoflopFit
@@ -25,16 +24,6 @@ from steepen.studies.sweeps import (
 from steepen.utils.formatting import format_flops
 
 SECTION = "Appendix A.4.2, Stage 2: Fit the Optimal Tokens per Parameter"
-
-
-@dataclass(frozen=True)
-class TokenSweeps:
-    """An arm's sweeps, one for each budget, and the optima fitted to them."""
-
-    name: str
-    start: str  # the arm that it starts as; itself, where it does not grow
-    cells: Cells
-    fit: IsoflopFit
 
 
 def tpp(context: StudyContext, *, arms: Arms = ()) -> Study:
@@ -59,25 +48,24 @@ def tpp(context: StudyContext, *, arms: Arms = ()) -> Study:
 
     plans = plan_grid(plan, arm=chosen, anchor=grid.budgets, offset=sorted(grid.offsets))
     cells = yield from measure(context, plans, branches=True)
-    draft, swept = Draft(runs=cells.column("run")), list[TokenSweeps]()
+    draft, fits = Draft(runs=cells.column("run")), dict[str, IsoflopFit]()
     for arm in chosen:
         own = cells.where(arm=arm.name)
         finished = own.having("loss")
         if lost := len(own) - len(finished):
             draft.warnings.append(f"{arm.name}: {lost} runs diverged and are left out")
-        fit = fit_token_sweeps(finished, "tpp")
+        fit = fits[arm.name] = fit_token_sweeps(finished, "tpp")
         draft.warnings += [f"{arm.name}: {warning}" for warning in fit.warnings]
         draft.findings.append(_sentence(arm.name, fit))
         draft.values[arm.name] = {**fit.to_dict(), "tpp": fit.rounded}
         draft.fits.append(StudyFit(fit, "tokens per parameter", "FLOPs", arm.name))
         draft.panels.append(_panel(arm.name, fit, own))
-        swept.append(TokenSweeps(arm.name, starting_arm(arm).name, finished, fit))
-    # A growing arm whose starting arm was swept too has both against 6·T²/C.
-    beside = [
-        (start, one) for one in swept for start in swept if start.name == one.start and start is not one
-    ]
-    draft.panels += [*_law_panels(swept), *(_token_panel(*pair) for pair in beside)]
-    draft.tables.append(_table(swept))
+    draft.panels += _law_panels(fits)
+    for arm in chosen:
+        start = starting_arm(arm).name
+        if start in fits and start != arm.name:  # it grows, and where it starts was swept too
+            draft.panels.append(_token_panel(start, arm.name, cells.having("loss")))
+    draft.tables.append(_table(fits))
     draft.method += [
         f"Budgets are those of {grid.budget_arm or 'each arm'} at depths {', '.join(map(str, grid.budgets))} "
         f"at {grid.reference_tpp:g} tokens per parameter; at each, {len(grid.offsets)} sizes with tokens "
@@ -128,13 +116,13 @@ def _panel(name: str, fit: IsoflopFit, cells: Cells) -> Panel:
     )  # fmt: skip
 
 
-def _law_panels(swept: Sequence[TokenSweeps]) -> list[Panel]:
+def _law_panels(fits: Mapping[str, IsoflopFit]) -> list[Panel]:
     """The optima of every arm against compute, and the loss there, a scaling law of its own."""
     optima, losses = list[Series](), list[Series]()
-    for one in swept:
-        optima += plot.optima_with_law(one.name, one.fit.vertices, one.fit.law, arm=one.name)
-        x, y = [v.budget for v in one.fit.vertices], [v.loss for v in one.fit.vertices]
-        losses += [plot.points(one.name, x, y, arm=one.name), plot.line(one.name, x, y, arm=one.name)]
+    for name, fit in fits.items():
+        optima += plot.optima_with_law(name, fit.vertices, fit.law, arm=name)
+        x, y = [v.budget for v in fit.vertices], [v.loss for v in fit.vertices]
+        losses += [plot.points(name, x, y, arm=name), plot.line(name, x, y, arm=name)]
     compute, best = Axis("compute (FLOPs)", "log"), Axis("optimal tokens per parameter", "log")
     caption = "Under the base recipe with a constant learning rate: not the ladders' laws."
     loss = Axis("loss at the optimal TPP", "log")
@@ -144,41 +132,43 @@ def _law_panels(swept: Sequence[TokenSweeps]) -> list[Panel]:
     ]
 
 
-def _token_panel(start: TokenSweeps, grown: TokenSweeps) -> Panel:
+def _token_panel(start: str, grown: str, cells: Cells) -> Panel:
+    """An arm that grows and the one it starts as, both against 6·T²/C."""
     series: list[Series] = []
     means: dict[str, float] = {}
     hollow: dict[str, Any] = {"role": "control", "note": "without growth", "filled": False}
-    for one, look in ((start, hollow), (grown, {"note": "with growth"})):
-        fit = fit_token_sweeps(one.cells, "active_tpp")
-        for budget, vertex in vertices_of(fit, one.cells, "budget").items():
+    for name, look in ((start, hollow), (grown, {"note": "with growth"})):
+        of_arm = cells.where(arm=name)
+        fit = fit_token_sweeps(of_arm, "active_tpp")
+        for budget, vertex in vertices_of(fit, of_arm, "budget").items():
             label, curve = plot.family_curve("budget", budget)
-            own = one.cells.where(budget=budget)
-            x, style = own.column("active_tpp"), "solid" if one is grown else "dotted"
+            own = of_arm.where(budget=budget)
+            x, style = own.column("active_tpp"), "solid" if name == grown else "dotted"
             series.append(plot.points(label, x, own.column("loss"), **look, **curve))
             ends = (min(x), max(x))
             series += plot.parabola(label, vertex, *ends, log_x=True, log_loss=True, style=style, **curve)
-            series += [plot.optimum_star(label, vertex, **curve)] if one is grown else []
+            series += [plot.optimum_star(label, vertex, **curve)] if name == grown else []
         if math.isfinite(fit.mean):
-            means[one.name] = fit.mean
+            means[name] = fit.mean
     words = " and ".join(f"{mean:.2f} for {arm}" for arm, mean in means.items())
     return Panel(
-        f"{grown.name}: loss against 6·T²/C", Axis("6·T²/C", "log"), Axis("validation loss", "log"),
+        f"{grown}: loss against 6·T²/C", Axis("6·T²/C", "log"), Axis("validation loss", "log"),
         tuple(series), tuple(("x", mean, f"{arm} {mean:.2f}") for arm, mean in means.items()),
-        f"6·T²/C is tokens per mean compute-active parameter. Filled: {grown.name}; hollow: {start.name}, "
+        f"6·T²/C is tokens per mean compute-active parameter. Filled: {grown}; hollow: {start}, "
         f"without growth, at the same compute. Mean optima (vertical lines): {words}.",
     )  # fmt: skip
 
 
-def _table(swept: Sequence[TokenSweeps]) -> Table:
-    every = sorted(vertex.budget for one in swept for vertex in one.fit.vertices)
+def _table(fits: Mapping[str, IsoflopFit]) -> Table:
+    every = sorted(vertex.budget for fit in fits.values() for vertex in fit.vertices)
     # Budgets of different arms that are nearly equal share a column.
     budgets = [b for i, b in enumerate(every) if not i or b > every[i - 1] * (1 + 1e-3)]
     rows: list[dict[str, Any]] = []
-    for one in swept:
-        fit, law = one.fit, law_values(one.fit.law)
+    for name, fit in fits.items():
+        law = law_values(fit.law)
         near = {b: [v for v in fit.vertices if math.isclose(v.budget, b, rel_tol=1e-3)] for b in budgets}
         rows.append({
-            "arm": one.name, "mean TPP*": fit.mean, "rounded": fit.rounded, "p (no drift)": law["p"],
+            "arm": name, "mean TPP*": fit.mean, "rounded": fit.rounded, "p (no drift)": law["p"],
             "drift exponent": law["exponent"], "detectable drift": law["detectable"],
             "inside": len(interior(fit.vertices)), "budgets": len(fit.vertices),
             **{f"loss at {format_flops(b)} FLOPs": own[0].loss if own else None for b, own in near.items()},
