@@ -18,6 +18,7 @@ from steepen.laws.fits.isoflop import (
 from steepen.laws.fits.vertex import find_vertex
 from steepen.laws.isoflop_table import fit_isoflop_table
 from steepen.laws.ladder import make_ladder
+from steepen.recipe.growth_law import GrowthLaw
 from steepen.studies.design.matched_compute import convex_envelope, envelope_compute, loss_at, slice_families
 from steepen.studies.drift import fit_affine, fit_drift, fit_growth_fraction
 from steepen.tables.table import table_from
@@ -210,8 +211,7 @@ def test_affine_growth_law_reproduces_the_papers_fractions() -> None:
     law = fit_affine(tpp, 0.902 * tpp + 0.216)
     assert (law.a, law.b) == pytest.approx((0.902, 0.216))
     assert law.r_squared > 0.9999
-    assert law.expansion(7.0) == pytest.approx(7 / (0.902 * 7 + 0.216))
-    assert law.growth_fraction(7.0, 1.4) == pytest.approx((law.expansion(7.0) - 1) / 0.4)
+    assert GrowthLaw(law.a, law.b).expansion(7.0) == pytest.approx(7 / (0.902 * 7 + 0.216))
 
 
 def test_drift_exponent_regret_and_range() -> None:

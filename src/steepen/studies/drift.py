@@ -64,7 +64,7 @@ def fit_growth_fraction(budget: Array, rho: Array, loss: Array) -> IsoflopFit:
 
 @dataclass(frozen=True)
 class AffineLaw:
-    """y = a·x + b, 90% intervals; for growth x is TPP without it and y the TPP at the best transition."""
+    """y = a·x + b, 90% intervals; as a `GrowthLaw` x is TPP without growth, y that at the best transition."""
 
     a: float
     b: float
@@ -72,14 +72,6 @@ class AffineLaw:
     b_interval: Interval
     r_squared: float
     degrees_of_freedom: int
-
-    def expansion(self, tpp: float) -> float:
-        """X_ρ*/X_2 = TPP/(a·TPP + b): FLOPs per token at the best transition ÷ without growth."""
-        return tpp / (self.a * tpp + self.b)
-
-    def growth_fraction(self, tpp: float, full_expansion: float, first_expansion: float = 1.0) -> float:
-        """ρ* = (X_ρ/X_2 − 1)/(X_4/X_2 − 1), with `full_expansion` = X_4/X_2; 1 is the cost before growth."""
-        return (self.expansion(tpp) - first_expansion) / (full_expansion - first_expansion)
 
 
 def fit_affine(x: Array, y: Array) -> AffineLaw:

@@ -118,6 +118,7 @@ def _law_panels(name: str, inside: Optima, law: AffineLaw | None) -> list[Panel]
         return []
     drawn: dict[str, list[Series]] = {"tpp_at_optimum": [], "expansion": [], "x": []}
     grid = np.geomspace(min(inside.column("tpp")), max(inside.column("tpp")), 40)
+    expansion = [] if law is None else [GrowthLaw(law.a, law.b).expansion(tpp) for tpp in grid]
     for depth, own in inside.by("depth").items():
         label, curve = family_curve("depth", depth)
         for y, series in drawn.items():
@@ -125,13 +126,13 @@ def _law_panels(name: str, inside: Optima, law: AffineLaw | None) -> list[Panel]
         first, full = own[0]["first_expansion"], own[0]["full_expansion"]
         if law is not None and first != full:  # a longer context changes the FLOPs of attention only
             # ρ depends on the split of the blocks, which differs between depths: a line for each.
-            implied = [law.growth_fraction(value, full, first) for value in grid]
+            implied = [(value - first) / (full - first) for value in expansion]
             note = "implied by the affine law"
             drawn["x"].append(line(label, grid, implied, role="fit", note=note, **curve))
     if law is not None:
         label = f"affine law, {law.a:.3f}·TPP {law.b:+.3f}"
         drawn["tpp_at_optimum"].append(line(label, grid, law.a * grid + law.b, role="fit"))
-        drawn["expansion"].append(line(label, grid, map(law.expansion, grid), role="fit"))
+        drawn["expansion"].append(line(label, grid, expansion, role="fit"))
     axis = Axis("tokens per parameter without growth", "log")
     group = f"{name}: the best moment against tokens per parameter"
     titles = ("tokens at the optimum", "expansion", "growth fraction")
