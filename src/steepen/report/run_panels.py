@@ -112,8 +112,8 @@ def residuals_of_laws(
         return [], []
     axes = Axis("training compute (FLOPs)", "log"), Axis("loss − law (nats per token)")
     scatter = ", ".join(f"{row['arm']} {row['residual sd']:.2g}" for row in rows)
-    lines, caption = (("y", 0.0, ""),), f"Standard deviations: {scatter}."
-    panel = Panel("Residuals of the laws", *axes, tuple(series), lines, caption)
+    caption = f"Standard deviations: {scatter}."
+    panel = Panel("Residuals of the laws", *axes, tuple(series), (("y", 0.0, ""),), caption)
     caption = "In nats per token. A residual sd far above that between seeds means that the law does not fit."
     return [panel], [table("Scatter about the laws", rows, caption)]
 
