@@ -1,1 +1,1 @@
-"""Fits: compute laws, Chinchilla, iso-FLOP sweeps, hyperparameter drift, downstream scores."""
+"""Fits: compute laws by the paper's method, laws in size and tokens, iso-FLOP sweeps, downstream scores."""

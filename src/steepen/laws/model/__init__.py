@@ -1,1 +1,1 @@
-"""One model of a whole table of ladders: laws, noise and contrasts (`table_fit.fit_tables`)."""
+"""One model of a whole table of ladders: laws, noise and contrasts (`fit_tables.fit_tables`)."""
