@@ -119,16 +119,9 @@ class _Module:
             condition = ast.unparse(statement.test) if isinstance(statement, ast.If) else ""
             if "TYPE_CHECKING" in condition or "__name__" in condition:
                 continue  # for type checkers, or for a script only
-            if isinstance(statement, ast.Import):
-                for alias in statement.names:
-                    bound = alias.asname or alias.name.partition(".")[0]
-                    self.defined[bound], self.imported[bound] = statement, (alias.name, None)
-            elif isinstance(statement, ast.ImportFrom):
-                relative = "." * statement.level + (statement.module or "")
-                source = importlib.util.resolve_name(relative, package) if statement.level else relative
-                for alias in statement.names:
-                    bound = alias.asname or alias.name
-                    self.defined[bound], self.imported[bound] = statement, (source, alias.name)
+            if isinstance(statement, ast.Import | ast.ImportFrom):
+                for bound, source in _imported(statement, package):
+                    self.defined[bound], self.imported[bound] = statement, source
             elif names := _bound_names(statement):
                 self.changing += [statement] * any(name in self.defined for name in names)
                 self.defined |= dict.fromkeys(names, statement)
@@ -175,6 +168,21 @@ class _Module:
         decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
         first = min([statement.lineno, *(node.lineno for node in decorators)])
         return "\n".join(self.lines[first - 1 : statement.end_lineno])
+
+
+def _imported(
+    statement: ast.Import | ast.ImportFrom, package: str
+) -> Iterator[tuple[str, tuple[str, str | None]]]:
+    """The names that an import binds, each with its module, and its attribute there if it is one."""
+    if isinstance(statement, ast.Import):
+        for alias in statement.names:
+            yield alias.asname or alias.name.partition(".")[0], (alias.name, None)
+        return
+    source = "." * statement.level + (statement.module or "")
+    if statement.level:
+        source = importlib.util.resolve_name(source, package)
+    for alias in statement.names:
+        yield alias.asname or alias.name, (source, alias.name)
 
 
 def _bound_names(statement: ast.stmt) -> list[str]:
