@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from scipy import optimize, stats
 
 from steepen.errors import SteepenError, UsageError
 from steepen.laws.analysis import AnalysisRequest, analyse, fit_compute
@@ -244,6 +245,32 @@ def test_confounding_penalty_of_power_matches_the_verdicts_tolerance(delta_gamma
     assert tolerance.penalty_explaining_growth == pytest.approx(
         power.confounding_penalty["top rung"], rel=0.25
     )  # the verdict's noise follows the penalty, power's is fixed
+
+
+@pytest.mark.parametrize("rungs", [5, 6, 8])
+def test_outliers_have_the_p_values_of_the_t_test_of_leaving_a_rung_out(rungs: int) -> None:
+    """Externally studentized residuals of least squares, times the number of rungs."""
+    flops = np.geomspace(1e17, 1e20, rungs)
+    noise = 1e-4 * np.random.default_rng(3).standard_normal(rungs)
+    one = ladder("v", 1.83, 1.5, 0.11, flops=flops)
+    one = replace(one, loss=one.loss + noise)
+    found, distance = analyse(
+        {"v": one}, AnalysisRequest("v", method="joint", draws=100)
+    ).judge.fit.outliers()
+    if rungs == 4:  # without a rung, three parameters fit the others exactly: nothing is an outlier
+        assert found.min() == 1
+        return
+    x = np.log(flops / 1e18)
+    start = [1.83, np.log(1.5), 0.11]
+    fit = optimize.least_squares(
+        lambda law: law[0] + np.exp(law[1] - law[2] * x) - one.loss, start, xtol=1e-15, ftol=1e-15, gtol=1e-15
+    )
+    residual, free = -fit.fun, 1 - np.diag(fit.jac @ np.linalg.pinv(fit.jac))
+    spare = rungs - 4
+    t = residual / np.sqrt(free * (residual @ residual - residual**2 / free) / spare)
+    expected = np.minimum(1, rungs * 2 * stats.t.sf(np.abs(t), spare))
+    assert found[0, 0] == pytest.approx(expected, rel=1e-3) and expected.min() < 0.5
+    assert distance[0, 0] == pytest.approx(residual / free, rel=1e-2)
 
 
 def test_outlier_is_named_by_its_row() -> None:

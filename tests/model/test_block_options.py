@@ -157,10 +157,11 @@ def test_one_expert_is_the_dense_mlp() -> None:
     assert_equal_functions(vanilla, single)
 
 
-@pytest.mark.parametrize("active", [1, 2, 4])
-def test_experts_are_the_weighted_sum_over_all_experts(active: int) -> None:
-    """Against every expert on every token, with weight zero for those that are not chosen."""
-    block = blocks(build(f"vanilla+experts=4+active_experts={active}+balance=none"))[0]
+@pytest.mark.parametrize(("active", "shared"), [(1, 0), (2, 0), (2, 1), (4, 0)])
+def test_experts_are_the_weighted_sum_over_all_experts(active: int, shared: int) -> None:
+    """Against every expert on every token, of weight zero where it is not chosen, and the shared ones."""
+    options = f"experts=4+active_experts={active}+shared_experts={shared}+balance=none"
+    block = blocks(build(f"vanilla+{options}"))[0]
     x = torch.randn(2, 5, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     scores = x @ block.router.T
     best = scores.topk(active).indices
@@ -172,6 +173,9 @@ def test_experts_are_the_weighted_sum_over_all_experts(active: int) -> None:
         gate, up = block.expert_gate_up.unflatten(0, (4, 2))[number]
         one = (functional.silu(x @ gate.T) * (x @ up.T)) @ block.expert_down[number].T
         expected += weights[..., number : number + 1] * one
+    if shared:
+        gate, up = block.gate_up
+        expected += (functional.silu(x @ gate.T) * (x @ up.T)) @ block.down.T
     torch.testing.assert_close(block.mlp(x), expected, rtol=0, atol=1e-12)
 
 

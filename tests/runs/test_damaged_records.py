@@ -101,6 +101,8 @@ def test_damaged_spec_of_an_unfinished_run_hides_no_other(
     assert main(["runs", "--runs", str(store.root)]) == 0
     out = capsys.readouterr().out
     assert f"{spec(1).hash} failed: spec.json cannot be read" in out and spec(2).hash in out
+    (row,) = (row for row in store.rows() if row.status == "failed")
+    assert (row.run, row.arm, row.depth, row.seed, row.tokens, row.flops) == (spec(1).hash, "?", 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("name", ["²", "٣", "7", "+0000007", "0000000007"])
