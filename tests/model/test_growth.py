@@ -102,6 +102,25 @@ def test_widened_units_do_not_stay_equal(new_width: str) -> None:
         assert (channels.abs().sum(1) > 0).all(), name
 
 
+def test_optimizer_state_of_rows_and_of_columns_is_that_of_each_expert() -> None:
+    """The variances of NorMuon: one for all units of the dense MLP, or one for each."""
+    arm = find_arm("vanilla+experts=1-4@0.5")
+    stages = arm.networks(arm.shape(4, RULE), arm.passes)
+    growth = Growth(stages[0], stages[1], arm.passes)
+    dense, routed = (
+        {name: p.shape for name, p in build_on_meta(one.shape, one.arm).named_parameters()} for one in stages
+    )
+    rows = torch.rand(dense["prelude.1.down"][0], 1)
+    columns = torch.rand(2, 1, dense["prelude.1.gate_up"][2])
+    for leaf, origin, old, expected in (
+        ("expert_down", "down", rows, rows.expand(4, -1, -1)),
+        ("expert_gate_up", "gate_up", columns, columns.repeat(4, 1, 1)),
+    ):
+        shapes = dense[f"prelude.1.{origin}"], routed[f"prelude.1.{leaf}"]
+        found = growth.state(f"prelude.1.{leaf}", "second_moment", old, *shapes)
+        assert torch.equal(found, expected), leaf
+
+
 @pytest.mark.parametrize("growth", ["experts=1-4@0.5", "experts=2-4@0.5"])
 def test_experts_of_one_origin_do_not_stay_equal(growth: str) -> None:
     network = through_all_stages(find_arm(f"vanilla+{growth}"))[-1]

@@ -86,6 +86,14 @@ def test_after_any_file_changes_rows_and_records_match_the_files(
             assert store.records() == [expected[name] for name in sorted(expected)]
 
 
+def test_runs_are_the_directories_that_are_not_hidden(store: RunStore, spec: Spec) -> None:
+    run = store.run(spec(1))
+    run.path.mkdir(parents=True)
+    (store.root / ".trunks").mkdir()
+    (store.root / "notes.txt").write_text("which runs are good")
+    assert store.runs() == [run]
+
+
 def fill(root: Path, spec: Spec, trainer: ModuleType, count: int) -> list[RunRecord]:
     records: list[RunRecord] = []
     for seed in range(count):
