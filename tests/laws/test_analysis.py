@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from scipy import optimize, stats
 
 from steepen.errors import SteepenError, UsageError
 from steepen.laws.analysis import AnalysisRequest, analyse, fit_compute
+from steepen.laws.fits.compute_law import fit_irreducible_loss
 from steepen.laws.ladder import Ladder, make_ladder, read_ladders
 from steepen.laws.power import LadderPlan, simulate_power
 from steepen.laws.verdict.holdout import split_hold_outs
@@ -74,6 +76,14 @@ def test_unconditional_interval_is_wider_than_the_one_given_e() -> None:
         law = fit_compute(pair(1e-3), AnalysisRequest("vanilla", method=method)).arms["grow"]  # type: ignore[arg-type]
         wide, narrow = (end[1] - end[0] for end in (law.gamma.unconditional, law.gamma.conditional))
         assert wide > 3 * narrow > 0
+
+
+def test_papers_interval_of_e_has_the_degrees_of_freedom_of_the_references_ladder() -> None:
+    ladders, request = pair(1e-3), AnalysisRequest("vanilla", method="paper", c0=1e18)
+    e = fit_compute(ladders, request).arms["vanilla"].e
+    fit = fit_irreducible_loss(ladders["vanilla"], 1e18, request.loss, None)
+    half = stats.t.ppf(0.5 + request.confidence / 2, len(FLOPS) - 3) * fit.covariance[0, 0] ** 0.5
+    assert e.unconditional == pytest.approx((e.value - half, e.value + half), rel=1e-9)
 
 
 def test_result_does_not_depend_on_the_order_of_rows() -> None:
@@ -265,7 +275,8 @@ def test_outliers_have_the_p_values_of_the_t_test_of_leaving_a_rung_out(rungs: i
     fit = optimize.least_squares(
         lambda law: law[0] + np.exp(law[1] - law[2] * x) - one.loss, start, xtol=1e-15, ftol=1e-15, gtol=1e-15
     )
-    residual, free = -fit.fun, 1 - np.diag(fit.jac @ np.linalg.pinv(fit.jac))
+    jacobian = cast("np.ndarray", fit.jac)
+    residual, free = -fit.fun, 1 - np.diag(jacobian @ np.linalg.pinv(jacobian))
     spare = rungs - 4
     t = residual / np.sqrt(free * (residual @ residual - residual**2 / free) / spare)
     expected = np.minimum(1, rungs * 2 * stats.t.sf(np.abs(t), spare))

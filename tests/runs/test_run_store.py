@@ -18,7 +18,7 @@ from steepen.errors import SteepenError
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunStore
-from steepen.utils.json_io import write_json
+from steepen.utils.json_io import with_checksum, write_json
 
 Spec = Callable[..., RunSpec]
 
@@ -102,6 +102,17 @@ def fill(root: Path, spec: Spec, trainer: ModuleType, count: int) -> list[RunRec
         write_json(root / record.run / "record.json", record.to_dict())
         records.append(record)
     return sorted(records, key=lambda record: record.run)
+
+
+def test_record_without_the_fields_of_later_versions_is_of_a_run_that_trained_every_step(
+    spec: Spec, trainer: ModuleType
+) -> None:
+    later = ("resumed", "recompute", "trunk", "trunk_steps", "trunk_flops", "evaluation")
+    value = trainer.record_of(spec(1)).to_dict()
+    early = {name: item for name, item in value.items() if name not in (*later, "checksum")}
+    found = RunRecord.from_dict(with_checksum(early))
+    assert [getattr(found, name) for name in later] == [0, False, "", 0, 0.0, {}]
+    assert found.spent_flops == found.flops
 
 
 def test_records_and_rows_come_by_name(store: RunStore, spec: Spec, trainer: ModuleType) -> None:
