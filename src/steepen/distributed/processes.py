@@ -76,7 +76,7 @@ def start_processes(
     with (
         _environment_of_ranks(environment or {}, alone=nodes is None),
         tempfile.TemporaryDirectory(prefix="steepen-ranks-") as folder,
-        _reporting(Path(folder) / "faults", max_restarts, print_message) as faults,
+        _Faults(Path(folder) / "faults", max_restarts, print_message) as faults,
     ):
         os.environ[FAULT_DIRECTORY_VARIABLE] = str(faults.folder)
         file = Path(folder) / "task.json"
@@ -122,15 +122,30 @@ def _environment_of_ranks(own: Mapping[str, str], *, alone: bool) -> Generator[N
 
 
 class _Faults:
-    """Faults that ranks have left in a directory, one file per attempt, named by its number."""
+    """Faults that ranks leave in a directory, a file per attempt named by its number; watched in a block."""
 
     def __init__(self, folder: Path, max_restarts: int, print_message: Callable[[str], None]) -> None:
         self.folder, self.max_restarts, self.print_message = folder, max_restarts, print_message
         self.seen: dict[int, Failure] = {}
         folder.mkdir()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="steepen-faults", daemon=True)
 
-    def look(self) -> None:
-        """Read what is new, and print a fault after which the ranks are restarted; the last is returned."""
+    def __enter__(self) -> _Faults:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        sys.stderr.flush()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.5):
+            self._look()
+
+    def _look(self) -> None:
+        """Read what is new, and print a fault after which the ranks are restarted."""
         for path in sorted(self.folder.glob("*.json")):
             if int(path.stem) not in self.seen:
                 fault = self.seen[int(path.stem)] = from_builtins(Failure, read_json(path))
@@ -139,23 +154,5 @@ class _Faults:
 
     def last(self) -> Failure | None:
         """The fault of the last attempt that had one."""
-        self.look()
+        self._look()
         return self.seen[max(self.seen)] if self.seen else None
-
-
-@contextlib.contextmanager
-def _reporting(folder: Path, max_restarts: int, print_message: Callable[[str], None]) -> Generator[_Faults]:
-    faults, ended = _Faults(folder, max_restarts, print_message), threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(0.5):
-            faults.look()
-
-    thread = threading.Thread(target=watch, name="steepen-faults", daemon=True)
-    thread.start()
-    try:
-        yield faults
-    finally:
-        ended.set()
-        thread.join()
-        sys.stderr.flush()

@@ -13,10 +13,11 @@ its outcome.
 from __future__ import annotations
 
 import inspect
+import itertools
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -155,22 +156,10 @@ class LauncherBase(ABC):
         spec_iterator = iter(specs)
         retry_queue: deque[Job] = deque()
         running: list[Job] = []
-        exhausted = False
         try:
             while True:
-                new: list[Job] = []
-                while len(running) + len(new) < self.max_started:
-                    if retry_queue:
-                        new.append(retry_queue.popleft())
-                        continue
-                    spec = None if exhausted else next(spec_iterator, None)
-                    if spec is None:
-                        exhausted = True
-                        break
-                    new.append(Job(spec, self.context.store.run(spec)))
-                for job in new:
-                    job.saved_step, job.finished = job.run.saved_step(), job.run.record_file.exists()
-                    job.earlier_failure = file_version(job.run.failure_file)
+                room = max(0, self.max_started - len(running))
+                new = list(itertools.islice(self._jobs(retry_queue, spec_iterator), room))
                 running += new
                 if new:
                     self.start(new)
@@ -186,6 +175,19 @@ class LauncherBase(ABC):
         finally:
             if running:
                 self.stop([job for job in running if job.handle is not None])
+
+    def _jobs(self, retry_queue: deque[Job], specs: Iterator[RunSpec]) -> Iterator[Job]:
+        """The next jobs to start, retries first; a spec is taken only when its job is."""
+        while True:
+            if retry_queue:
+                job = retry_queue.popleft()
+            elif (spec := next(specs, None)) is not None:
+                job = Job(spec, self.context.store.run(spec))
+            else:
+                return
+            job.saved_step, job.finished = job.run.saved_step(), job.run.record_file.exists()
+            job.earlier_failure = file_version(job.run.failure_file)
+            yield job
 
     def _outcome(self, job: Job, attempt: Attempt) -> Outcome | None:
         """The outcome of an attempt, or None if the job is to be retried."""

@@ -376,7 +376,8 @@ def _locate(key: str) -> tuple[str | None, str]:
     """The section (None for the spec itself) and field that a dotted or bare key names."""
     section, _, name = key.rpartition(".")
     name = full_name(name)
-    sections = [other for other, kind in _SECTIONS.items() if name in {f.name for f in fields(kind)}]
+    names = {other: [entry.name for entry in fields(kind)] for other, kind in _SECTIONS.items()}
+    sections = [other for other, known in names.items() if name in known]
     if section == "model":
         section = "block" if "block" in sections else "options"
     if not section and name in _TOP_LEVEL:
@@ -386,7 +387,7 @@ def _locate(key: str) -> tuple[str | None, str]:
     if section == "optimizer" and "hyperparameters" in sections:
         return "hyperparameters", name
     choices = list(_TOP_LEVEL)
-    for other, kind in _SECTIONS.items():  # suggest hyperparameters under `optimizer`, the shorter prefix
+    for other, known in names.items():  # suggest hyperparameters under `optimizer`, the shorter prefix
         prefix = {"hyperparameters": "optimizer", "options": "model", "block": "model"}.get(other, other)
-        choices += [f"{prefix}.{f.name}" for f in fields(kind)]
+        choices += [f"{prefix}.{field}" for field in known]
     raise UsageError(f"`changes` = {key!r} is not known; the nearest are {nearest(key, choices)}.")
