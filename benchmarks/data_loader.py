@@ -26,7 +26,7 @@ import numpy as np
 from steepen.data import BatchLoader, Dataset, Prefetcher, Tokenizer
 from steepen.data.dataset import TOKENIZER, Manifest, SplitRecord, TokenizerRecord, documents_file
 from steepen.data.shard_writer import ShardWriter
-from steepen.data.shards import HEADER
+from steepen.data.shards import HEADER, write_block_sums
 from steepen.data.windows import RecutWindows
 from steepen.utils.files import sha256_of_file
 
@@ -129,12 +129,19 @@ def random_dataset(folder: Path, tokens: int) -> Dataset:
     for split, positions in documents.items():
         positions.astype("<i8").tofile(documents_file(folder, split))
     tokenizer.save(folder / TOKENIZER)
+    shards = {
+        name: [each.shard(folder, "uint16", tokenizer.size) for each in writer.finished]
+        for name, writer in writers.items()
+    }
     Manifest(
         dtype="uint16",
         tokenizer=TokenizerRecord(tokenizer.name, tokenizer.size, tokenizer.identity),
         splits={
             name: SplitRecord(
-                len(documents[name]), writer.tokens, sha256_of_file(documents_file(folder, name))
+                len(documents[name]),
+                writer.tokens,
+                sha256_of_file(documents_file(folder, name)),
+                write_block_sums(folder, name, shards[name]),
             )
             for name, writer in writers.items()
         },
