@@ -18,7 +18,7 @@ from steepen.laws.fits.isoflop import (
 from steepen.laws.fits.vertex import find_vertex
 from steepen.laws.isoflop_table import fit_isoflop_table
 from steepen.laws.ladder import make_ladder
-from steepen.recipe.growth_law import GrowthLaw
+from steepen.recipe.recipe import GrowthLaw
 from steepen.studies.design.matched_compute import convex_envelope, envelope_compute, loss_at, slice_families
 from steepen.studies.drift import fit_affine, fit_drift, fit_growth_fraction
 from steepen.tables.table import table_from
