@@ -3,6 +3,7 @@
     python benchmarks/adaptive_ladders.py [draws]             # all
     python benchmarks/adaptive_ladders.py [draws] simulated   # known truth, by scale, noise and truth
     python benchmarks/adaptive_ladders.py [draws] mini        # one scale of them: mini or paper
+    python benchmarks/adaptive_ladders.py [draws] arms        # two arms, of which one is decided early
     python benchmarks/adaptive_ladders.py replayed            # the authors' 58 runs, bought one by one
 
 `jobs=2` uses that many processes. The lack of fit of a rung is drawn once: further seeds do not change it.
@@ -16,7 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import combinations
 from typing import Any
@@ -149,10 +150,10 @@ class World:
         return found
 
 
-def one_ladder(
+def until_decided(
     seed: int, scale: Scale, laws: dict[str, Law], rule: StoppingRule
-) -> tuple[str, float, int, str]:
-    """The word, the cost, the looks and why it stopped, of a ladder that is run until it is decided."""
+) -> tuple[Stopping, World]:
+    """The looks and the runs of a ladder that is run until every arm is decided."""
     world = World(scale, laws, np.random.default_rng(seed))
     for flops in scale.flops[: scale.start]:
         for arm in laws:
@@ -162,11 +163,63 @@ def one_ladder(
     while True:
         look = stopping.look(world.ladders(), world.offers(), world.cost)
         if not look.batch:
-            break
+            return stopping, world
         for offer in look.batch:
             world.buy(offer.arm, offer.flops)
+
+
+def one_ladder(
+    seed: int, scale: Scale, laws: dict[str, Law], rule: StoppingRule
+) -> tuple[str, float, int, str]:
+    """The word, the cost, the looks and why it stopped, of a ladder that is run until it is decided."""
+    stopping, world = until_decided(seed, scale, laws, rule)
     end = stopping.closed["arm"]
     return end.word, world.cost, len(stopping.looks), str(end.closed)
+
+
+def final_words(
+    seed: int, scale: Scale, laws: dict[str, Law], rule: StoppingRule
+) -> dict[str, tuple[str, str, str]]:
+    """Of every arm: the word of its look, of its verdict, and of all runs at the strictest of the levels."""
+    stopping, _ = until_decided(seed, scale, laws, rule)
+    final, verdicts = stopping.judge, stopping.verdicts()
+    assert final is not None
+    settings = replace(final.settings, level=min(map(stopping.level, stopping.closed)), adjust=False)
+    strictest = replace(final, settings=settings)
+    asked = strictest.ask([(rule.reference, name) for name in stopping.closed])
+    return {
+        name: (end.word, verdicts[name].growth, one.answers(one.levels)[1])
+        for (name, end), one in zip(stopping.closed.items(), asked, strict=True)
+    }
+
+
+def several_arms(draws: int, jobs: int) -> None:
+    """Arms that are decided at different looks: are the verdicts those of the looks, and how often false?"""
+    print(f"\nTwo arms, question grows, {draws} draws each")
+    head = ("scale and noise", "truth", "arm", "false", "found", "verdict the same", "with one level: found")
+    print("{:<28}{:<14}{:<7}{:>7}{:>7}{:>18}{:>23}".format(*head))
+    with ProcessPoolExecutor(jobs) as pool:
+        for scale in (SCALES[0], SCALES[2]):
+            effect = asked_effect(scale)
+            rule = StoppingRule("reference", "grows", effect, budget=1.5 * scale.cost)
+            sure, grows, same = scale.arm(1.1, 1 + 2 * (effect - 1)), scale.arm(1.1, effect), scale.law
+            for truth, laws in (
+                ("grows, grows", {"sure": sure, "arm": grows}), ("grows, null", {"sure": sure, "arm": same}),
+                ("null, null", {"sure": same, "arm": same}),
+            ):  # fmt: skip
+                every = {"reference": scale.law, **laws}
+                work = partial(final_words, scale=scale, laws=every, rule=rule)
+                found = list(pool.map(work, range(FIRST_SEED, FIRST_SEED + draws), chunksize=4))
+                for name, law in laws.items():
+                    words = [one[name] for one in found]
+                    wrong = ("grows", "shrinks") if law is same else ("shrinks",)
+                    false = np.mean([word[1] in wrong for word in words])
+                    right, one_level = (np.mean([word[k] == "grows" for word in words]) for k in (1, 2))
+                    equal = np.mean([word[0] == word[1] for word in words])
+                    print(
+                        f"{scale.name:<28}{truth:<14}{name:<7}{false:7.3f}{right:7.3f}{equal:18.3f}"
+                        f"{one_level:23.3f}", flush=True,
+                    )  # fmt: skip
 
 
 def simulated(draws: int, jobs: int, scales: Sequence[Scale] = SCALES) -> None:
@@ -261,7 +314,7 @@ def replay(
 
 
 if __name__ == "__main__":
-    words = [word for word in sys.argv[1:] if word in ("simulated", "replayed", "paper", "mini")]
+    words = [word for word in sys.argv[1:] if word in ("simulated", "replayed", "paper", "mini", "arms")]
     number = next((int(word) for word in sys.argv[1:] if word.isdigit()), 1000)
     jobs = [int(word.removeprefix("jobs=")) for word in sys.argv[1:] if word.startswith("jobs=")]
     begun = time.perf_counter()
@@ -270,6 +323,8 @@ if __name__ == "__main__":
     ]
     if chosen:
         simulated(number, jobs[0] if jobs else 1, chosen)
+    if "arms" in words or not words:
+        several_arms(number, jobs[0] if jobs else 1)
     if "replayed" in words or not words:
         replayed(jobs[0] if jobs else 1)
     print(f"\n{time.perf_counter() - begun:.0f} s")

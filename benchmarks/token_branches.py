@@ -1,7 +1,8 @@
 """A sweep of tokens as branches of one trunk, against the same runs made separately: FLOPs and losses.
 
     python benchmarks/token_branches.py                 # two CPU cores, about a minute
-    python benchmarks/token_branches.py --preset mini --data data/fineweb --depth 6
+    python benchmarks/token_branches.py --preset mini --data data/fineweb --depth 4     # a GPU, a minute
+    python benchmarks/token_branches.py --launcher slurm --launcher-option partition=gpu --jobs 2
 
 Prints one line for each run and the totals. On a CPU the losses must be equal to the last bit, so the script
 fails where they are not; on a GPU it prints the largest difference.
@@ -43,10 +44,13 @@ def main() -> int:
     parser.add_argument("--tpp", default="4,5,6,7,8")
     parser.add_argument("--warmdown", type=float, default=0.2)
     parser.add_argument("--jobs", type=int, default=None)
+    parser.add_argument("--launcher", default="local")
+    parser.add_argument("--launcher-option", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--folder", type=Path, default=None, help="of the runs; all nodes must see it")
     chosen = parser.parse_args()
     preset = replace(load_preset(chosen.preset), branches=chosen.warmdown)
     arm = find_arm(chosen.arm)
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory(dir=chosen.folder) as temporary:
         folder = Path(temporary)
         runs = folder / "together"
         path, facts = open_data(preset, chosen.data, runs, False, (folder / "studies", "sweep"))
@@ -63,7 +67,8 @@ def main() -> int:
 
         def train(name: str, batches: Sequence[Sequence[RunSpec]]) -> list[RunRecord]:
             store = RunStore(folder / name)
-            launcher = make_launcher("local", LaunchContext(path, store), chosen.jobs)
+            context, options = LaunchContext(path, store), chosen.launcher_option
+            launcher = make_launcher(chosen.launcher, context, chosen.jobs, options)
             return [record for batch in batches for record in drive(sweep(batch), store, launcher)]
 
         together = train("together", [specs])

@@ -7,9 +7,10 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,8 +20,10 @@ from steepen.data.prepare import PrepareRequest, prepare
 from steepen.launch.base import LaunchContext, Outcome, make_launcher
 from steepen.launch.cost_estimate import GpusPerRun
 from steepen.launch.ray import RayLauncher
+from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunDirectory, RunStore
+from steepen.studies.driver.drive import drive
 
 Spec = Callable[..., RunSpec]
 
@@ -125,6 +128,64 @@ def test_submitit_gives_the_same_results_though_a_worker_is_killed(
     killer.start()
     check(list(make_launcher("slurm", context, 2, ["cluster=local"]).launch(specs)), expected)
     assert killer.killed
+
+
+@pytest.fixture(scope="module")
+def branches(data: Path, spec: Spec) -> list[RunSpec]:
+    """Runs of three lengths that share their first steps."""
+    base = spec(7, arm="vanilla", steps=24, identity=Dataset.open(data).identity)
+    text = replace(base.data, pool_tokens=6_500)
+    hyper = replace(base.hyperparameters, warmdown_fraction=0.3, warmup_steps=1)
+    return [replace(base, steps=steps, data=text, hyperparameters=hyper) for steps in (16, 20, 24)]
+
+
+@pytest.fixture(scope="module")
+def separate(data: Path, branches: list[RunSpec], tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """Their losses if each is trained alone."""
+    found: list[float] = []
+    for one in branches:
+        context = LaunchContext(data, RunStore(tmp_path_factory.mktemp("alone")), {"device": "cpu"})
+        (record,) = drive(sweep([one]), context.store, make_launcher("local", context, 1, []))
+        assert record.trunk_steps == 0
+        found.append(record.validation_loss)
+    return found
+
+
+def sweep(specs: Sequence[RunSpec]) -> Generator[Sequence[RunSpec], Any, list[RunRecord]]:
+    return (yield specs)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "options"),
+    [("ray", []), ("slurm", ["cluster=local"]), ("slurm", ["cluster=local", "runs_per_job=1"])],
+)
+def test_branches_start_from_the_trunk_on_a_cluster_though_its_worker_is_killed(
+    launcher: str,
+    options: list[str],
+    data: Path,
+    branches: list[RunSpec],
+    separate: list[float],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The longest run is made first, wherever it runs; the others go on from its checkpoints."""
+    monkeypatch.setattr("steepen.launch.slurm.RESULT_SECONDS", 1.0)
+    context = LaunchContext(data, RunStore(tmp_path / "runs"), {"device": "cpu"})
+    killer = Killer(context.store.run(branches[-1]))
+    killer.start()
+    chosen = make_launcher(launcher, context, 2, options)
+    try:
+        records = drive(sweep(branches), context.store, chosen)
+    finally:
+        if isinstance(chosen, RayLauncher):
+            chosen.close()
+    assert killer.killed
+    assert [record.validation_loss for record in records] == separate
+    first, second, last = records
+    assert (last.trunk, last.resumed) == ("", 1)
+    assert first.trunk_steps == branches[0].branch_point > 0 < second.trunk_steps == branches[1].branch_point
+    assert sum(record.spent_flops for record in records) < 0.6 * sum(record.flops for record in records)
+    assert not any((tmp_path / "runs" / ".trunks").iterdir()), "nothing waits for the trunk any more"
 
 
 def test_ray_reserves_the_gpus_of_a_run_together_on_one_node_or_several(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -187,10 +187,12 @@ def found_csv(table: list[dict[str, Any]]) -> str:
     return "\n".join([",".join(head), *(",".join(str(row[name]) for name in head) for row in table)])
 
 
-def bought(rule: StoppingRule, loss: Callable[[str, float], float], seed: int = 0) -> tuple[Stopping, float]:
+def bought(
+    rule: StoppingRule, loss: Callable[[str, float], float], seed: int = 0, arms: Sequence[str] = ("arm",)
+) -> tuple[Stopping, float]:
     """A ladder that is run until it is decided, from four rungs with two seeds."""
     rng = np.random.default_rng(seed)
-    runs: dict[str, list[tuple[float, float]]] = {"base": [], "arm": []}
+    runs: dict[str, list[tuple[float, float]]] = {"base": [], **{arm: [] for arm in arms}}
 
     def buy(arm: str, flops: float) -> None:
         runs[arm].append((flops, loss(arm, flops) + 2e-3 * rng.standard_normal()))
@@ -228,7 +230,29 @@ def test_a_ladder_stops_when_it_is_decided() -> None:
     assert (end.word, end.closed) == ("grows", "decided") and end.p_value < 0.05
     assert end.interval[0] > 0, "the repeated interval excludes no growth"
     assert spent < 0.5 * 4 * FLOPS.sum()
-    assert stopping.level < 0.05, "words of the last look are judged at what it may spend"
+    assert stopping.level("arm") < 0.05, "words of the last look are judged at what it may spend"
+    verdict = stopping.verdicts()["arm"]
+    assert (verdict.growth, verdict.slope.p_value) == (end.word, pytest.approx(end.p_fixed))
+    assert verdict.slope.interval == pytest.approx(end.interval)
+
+
+def test_every_verdict_is_that_of_the_look_that_closed_its_arm() -> None:
+    """An arm decided late keeps the level of its look, whatever little an earlier look might spend."""
+    rule = StoppingRule("base", "grows", 1.06)
+    growth = {"base": 0.0, "steep": 0.03, "arm": 0.008}
+    late = 0
+    for seed in range(4):
+        stopping, _ = bought(
+            rule, lambda arm, c: 1.8 + 1.5 * (c / 1e18) ** -(0.11 + growth[arm]), seed, ("steep", "arm")
+        )
+        verdicts = stopping.verdicts()
+        for name, end in stopping.closed.items():
+            assert verdicts[name].growth == end.word
+            assert verdicts[name].slope.p_value == pytest.approx(end.p_fixed)
+            assert verdicts[name].levels == (stopping.level(name),) * 3
+        steep, arm = stopping.closed["steep"], stopping.closed["arm"]
+        late += arm.word == "grows" and steep.nominal < arm.p_fixed < arm.nominal
+    assert late, "the level of the arm decided first would leave the other undecided"
 
 
 def test_a_ladder_stops_for_the_budget_and_never_exceeds_it() -> None:

@@ -17,6 +17,7 @@ def test_durations_have_at_most_two_units() -> None:
 
 def test_percentages_keep_their_digits() -> None:
     assert [percent(x) for x in (0.9, 0.05, 0.025, 0.005, 0.999)] == ["90%", "5%", "2.5%", "0.5%", "99.9%"]
+    assert [percent(x) for x in (0.99973, 1 - 1e-6, 1.0)] == ["99.97%", "99.9999%", "100%"]
 
 
 class Terminal(io.StringIO):

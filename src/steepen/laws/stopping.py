@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +22,7 @@ from steepen.laws.fits.compute_law import AnalysisRequest
 from steepen.laws.ladder import MERGE_TOLERANCE, Ladder, check_ladders
 from steepen.laws.looks import Looks, conditional_power, needed_information
 from steepen.laws.next_runs import QUESTIONS, Forecast, Offer, OpenArm, Question, Step, effect_size, open_arm
+from steepen.laws.verdict.evidence import Verdict
 from steepen.laws.verdict.judge import TableJudge, fit_ladders
 from steepen.utils.arrays import Array
 
@@ -108,19 +109,26 @@ class Look:
 
 @dataclass
 class Stopping:
-    """The looks at a ladder so far. The same runs in the same batches give the same looks."""
+    """The looks at a ladder so far. The same runs in the same batches give the same looks.
+
+    `noise` is the standard deviation of a run, where it is known. `judges` are the fits of the looks that
+    closed an arm.
+    """
 
     rule: StoppingRule
+    noise: float | None = None
     looks: list[Look] = field(default_factory=list[Look])
     closed: dict[str, ArmLook] = field(default_factory=dict[str, ArmLook])
     judge: TableJudge | None = None
+    judges: dict[str, TableJudge] = field(default_factory=dict[str, TableJudge])
     _tests: dict[str, Looks] = field(default_factory=dict[str, Looks])
 
     def look(self, ladders: Mapping[str, Ladder], offers: Sequence[Offer], spent: float) -> Look:
         """Test the open arms, and choose the next batch among the offers; `spent` is the cost so far."""
         rule = self.rule
         kept, _ = check_ladders(dict(ladders), rule.reference)
-        self.judge = judge = fit_ladders(kept, AnalysisRequest(rule.reference, level=rule.level))
+        settings = AnalysisRequest(rule.reference, level=rule.level, noise=self.noise)
+        self.judge = judge = fit_ladders(kept, settings)
         names = [name for name in judge.ladders if name != rule.reference]
         found = [open_arm(judge, name, rule.question) for name in names if name not in self.closed]
         arms = [one for one in found if one is not None]
@@ -134,6 +142,7 @@ class Stopping:
             reach = path[-1].information if path else forecast.now
             arm_looks = self._tested(arms, wanted, reach, last=not path)
             self.closed |= {one.arm: one for one in arm_looks if one.closed}
+            self.judges |= {one.arm: judge for one in arm_looks if one.closed}
             still = [one for one in arms if one.arm not in self.closed]
             if still and len(still) < len(arms):
                 forecast, path = self._path(still, offers, wanted, left)
@@ -221,11 +230,26 @@ class Stopping:
             claimed, left = claimed + len(left) - len(rest), rest if len(rest) < len(left) else []
         return list(found.values())
 
-    @property
-    def level(self) -> float:
-        """The level of single tests and intervals that accounts for all looks: the strictest of the arms'."""
-        found = [one.nominal for one in self.closed.values() if one.nominal > 0]
-        return min(found, default=MIN_LEVEL)
+    def level(self, arm: str) -> float:
+        """The level of an arm's single tests and intervals that accounts for all looks: its last look's."""
+        return max(self.closed[arm].nominal, MIN_LEVEL) if arm in self.closed else MIN_LEVEL
+
+    def verdicts(self, lr_regret: float | None = None) -> dict[str, Verdict]:
+        """The verdict on every closed arm, with the runs and at the level of the look that closed it.
+
+        Runs that were made for other arms since then do not change what the look has answered. No difference,
+        and a constant gain, are no larger than the effect asked, as in the look.
+        """
+        reference, effect = self.rule.reference, self.rule.effect
+        found: dict[str, Verdict] = {}
+        for arm, judge in self.judges.items():
+            known = replace(judge.settings, level=self.level(arm), adjust=False, lr_regret=lr_regret)
+            if self.rule.question == "better":
+                known = replace(known, equivalence=min(known.equivalence, effect - 1))
+            else:
+                known = replace(known, margin=min(known.margin, math.log10(effect)))
+            [found[arm]] = replace(judge, settings=known).judge([(reference, arm)])
+        return found
 
     def _arm(
         self, arm: OpenArm, test: Looks, level: float, wanted: float, reach: float, *, last: bool

@@ -201,8 +201,11 @@ def format_duration(seconds: float) -> str:
 
 
 def percent(fraction: float) -> str:
-    """A fraction in percent, with up to three digits: 90%, 2.5%."""
-    return f"{100 * fraction:.3g}%"
+    """A fraction in percent, with up to three digits: 90%, 2.5%. Only 1 is 100%: 99.95%, 99.9999%."""
+    shown = f"{100 * fraction:.3g}"
+    if fraction < 1 and float(shown) >= 100:
+        shown = f"{100 - float(f'{100 * (1 - fraction):.1g}'):.10g}"
+    return f"{shown}%"
 
 
 def format_change(first: object, last: object) -> str:

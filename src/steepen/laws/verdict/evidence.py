@@ -16,7 +16,7 @@ from steepen.laws.verdict.questions import (
     Growth,
     MistuningTolerance,
 )
-from steepen.utils.formatting import cost_axis, format_flops
+from steepen.utils.formatting import cost_axis, format_flops, percent
 
 BY_WHAT_PHRASES = {
     "exponent": "by a larger exponent",
@@ -304,4 +304,4 @@ def _cost(v: Verdict) -> str:
 
 
 def _percent(v: Verdict) -> str:
-    return f"{100 * (1 - v.rule.level):.3g}%"
+    return percent(1 - v.rule.level)

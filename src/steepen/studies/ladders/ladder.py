@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from steepen.launch.cost_estimate import Budget
 from steepen.laws.analysis import LadderAnalysis
 from steepen.laws.next_runs import Question
 from steepen.laws.stopping import Stopping, StoppingRule
+from steepen.laws.verdict.evidence import Verdict
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.runs.record import RunRecord
@@ -115,7 +117,7 @@ def compare_ladders(
         measured: list[MeasuredLadder] = yield from ladder_runs.run_ladders(context, possible, seeds)
     else:
         measured, stopping = yield from until_decided.run_until_decided(
-            draft, context, possible, seeds or context.preset.seeds, *until
+            draft, context, possible, seeds or context.preset.seeds, *until, noise
         )
     borrowed = _borrowed_recipes(context, possible)
     if borrowed:
@@ -124,12 +126,15 @@ def compare_ladders(
     # By default it is that of the reference's run at the depth at which its recipe was tuned.
     base = next(ladder for ladder in possible if ladder.label == reference)
     at = c0 or base.expected_flops(context, base.recipe.base_depth)
-    known: dict[str, Any] = {"noise": noise, "lr_regret": lr_regret, "level": stopping and stopping.level}
+    known: dict[str, Any] = {"noise": noise, "lr_regret": lr_regret}
     analysis = ladder_runs.judge_ladders(context, measured, reference, c0=at, **known)
+    if stopping is not None:
+        analysis = _at_levels(analysis, stopping)
+        analysis = replace(analysis, verdicts=analysis.verdicts | stopping.verdicts(lr_regret))
     report.add_analysis(draft, analysis, measured)
     draft.warnings += analysis.warnings
     if whole:
-        _add_times(draft, context, measured, analysis, known)
+        _add_times(draft, context, measured, analysis, known, stopping)
     draft.warnings += ladder_runs.repeated_data_warnings(measured)
     scores = ladder_scores([one.scores for one in measured], reference)
     draft.findings += scores.findings
@@ -168,10 +173,20 @@ def _method(
     ]
     if stopping is not None:
         found.append(
-            f"Runs were made until the question ({stopping.rule.question}) was decided. Words and intervals "
-            f"are at level {stopping.level:.2g}, that of the last look, so that stopping is accounted for."
+            f"Runs were made until the question ({stopping.rule.question}) was decided. An arm's words and "
+            "intervals are those of the look that closed it, with the runs so far and at the level that it "
+            "could spend, so that stopping is accounted for; laws and figures have all runs."
         )
     return found
+
+
+def _at_levels(analysis: LadderAnalysis, stopping: Stopping) -> LadderAnalysis:
+    """The analysis with every arm judged at the level of the look that closed it."""
+    judge, found = analysis.judge, dict[str, Verdict]()
+    for name in analysis.verdicts:
+        settings = replace(judge.settings, level=stopping.level(name), adjust=False)
+        [found[name]] = replace(judge, settings=settings).judge([(judge.settings.reference, name)])
+    return replace(analysis, verdicts=found)
 
 
 def _add_times(
@@ -180,6 +195,7 @@ def _add_times(
     measured: Sequence[MeasuredLadder],
     analysis: LadderAnalysis,
     known: dict[str, Any],
+    stopping: Stopping | None,
 ) -> None:
     """Add the same ladders as functions of training seconds, where every depth took another time."""
     merged = [one.spec.label for one in measured if one.depths_of_equal_time]
@@ -189,6 +205,8 @@ def _add_times(
         )
         return
     timed = ladder_runs.judge_ladders(context, measured, analysis.request.reference, by="seconds", **known)
+    if stopping is not None:
+        timed = _at_levels(timed, stopping)
     report.add_analysis(draft, timed, measured)
     draft.warnings += [f"per second: {note}" for note in timed.warnings if note not in analysis.warnings]
     draft.warnings += _time_warnings([record for one in measured for record in one.records])

@@ -201,17 +201,15 @@ def judge_ladders(
     noise: float | None = None,
     c0: float | None = None,
     lr_regret: float | None = None,
-    level: float | None = None,
 ) -> LadderAnalysis:
     """Fit and judge ladders by the context's methods; by the joint one alone where the paper's fails.
 
-    `c0` is in FLOPs, so it is not used for ladders by seconds. `level` is that of each arm's tests, where it
-    is shared out already.
+    `c0` is in FLOPs, so it is not used for ladders by seconds.
     """
     ladders = to_ladders(measured, by)
     unit = "FLOPs" if by == "flops" else by
     request = AnalysisRequest(
         reference=reference, noise=noise, unit=unit, c0=c0 if by == "flops" else None, lr_regret=lr_regret,
-        method=context.law_method, draws=context.draws or DRAWS, level=level or 0.05, adjust=level is None,
+        method=context.law_method, draws=context.draws or DRAWS,
     )  # fmt: skip
     return analyse(ladders, request, hold_out)

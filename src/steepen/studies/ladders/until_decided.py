@@ -100,6 +100,7 @@ def run_until_decided(
     seeds: Sequence[int],
     rule: StoppingRule,
     limit: Budget,
+    noise: float | None = None,
 ) -> Work[tuple[list[MeasuredLadder], Stopping]]:
     """Make the lowest rungs, then batch after batch until every arm is decided, given up or out of budget.
 
@@ -123,7 +124,7 @@ def run_until_decided(
     plan = {**asked, "unit": "FLOPs" if limit.seconds is None else "seconds", "start": len(start)}
     yield from runs.make(start, {"plan": plan})
     by_label = {one.label: one for one in ladders}
-    stopping = Stopping(rule)
+    stopping = Stopping(rule, noise)
     while True:
         look = stopping.look(to_ladders(runs.measured), runs.offers(), runs.spent)
         if not look.batch:

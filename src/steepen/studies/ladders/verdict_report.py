@@ -59,9 +59,11 @@ def verdict_table(analysis: LadderAnalysis) -> Table:
     title = f"Verdicts against {analysis.request.reference}" + ("" if by == "flops" else f", per {noun}")
     many = analysis.request.adjust and len(analysis.verdicts) > 1
     shared = "Words hold for all arms together (Holm); p is each arm alone. " if many else ""
+    levels = sorted({verdict.rule.level for verdict in analysis.verdicts.values()}, reverse=True)
+    widths = " or ".join(percent(1 - level) for level in levels or [analysis.request.level])
     caption = (
         f"The multiplier is the {noun} the reference needs over the arm's for the same loss, the mean over "
-        f"the range both cover, with {percent(1 - analysis.request.level)} intervals. {shared}"
+        f"the range both cover, with {widths} intervals. {shared}"
         f"γ of L = E + A·(C/C0)^−γ with {percent(analysis.request.confidence)} intervals that count E as "
         "unknown."
     )
