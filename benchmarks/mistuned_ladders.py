@@ -29,23 +29,38 @@ from steepen.studies.context import StudyContext, open_data
 from steepen.studies.driver.drive import drive
 from steepen.studies.mistuning import RunTrace, find_mistuned, read_trace
 from steepen.studies.preset import load_preset
+from steepen.utils.arrays import Array
 
 MULTIPLES = (0.5, math.sqrt(0.5), 1.0, math.sqrt(2), 2.0)
 DRAWS = 200  # ladders of each kind
+# Standard deviations of the slopes of fall and stream per unit of log compute in simulated ladders: from
+# preset to preset, and from arm to arm.
+SLOPES, ARM_SLOPES = (0.008, 0.15), (0.003, 0.08)
 Traces = dict[tuple[int, float, int], RunTrace]  # by depth, multiple and seed
 
 
-def score(traces: Traces, rng: np.random.Generator) -> None:
-    """Print how often errors are found, and how often there is an alarm without one."""
+def score(traces: Traces, rng: np.random.Generator, *, slopes: bool = False) -> None:
+    """Print how often errors are found, and how often there is an alarm without one.
+
+    With `slopes`, every ladder has slopes of its own, as tuned ladders differ in.
+    """
     depths = sorted({depth for depth, _, _ in traces})
     known: dict[tuple[int, float], list[RunTrace]] = {}
     for (depth, multiple, _), trace in traces.items():
         known.setdefault((depth, multiple), []).append(trace)
 
-    def draw(multiples: Sequence[float], name: str = "drawn") -> list[RunTrace]:
+    def draw(multiples: Sequence[float], common: Array, name: str = "drawn") -> list[RunTrace]:
         choices = [known[at] for at in zip(depths, multiples, strict=True)]
         own = [seeds[int(rng.integers(len(seeds)))] for seeds in choices]
-        return [replace(trace, ladder=name, setting=f"{name} {trace.depth}", seed=0) for trace in own]
+        fall, stream = common + slopes * rng.normal(0.0, ARM_SLOPES)
+        x = [math.log(trace.flops / own[0].flops) for trace in own]
+        return [
+            replace(
+                trace, ladder=name, setting=f"{name} {trace.depth}", seed=0,
+                fall=trace.fall + fall * at, stream=trace.stream + stream * at,
+            )
+            for trace, at in zip(own, x, strict=True)
+        ]  # fmt: skip
 
     right = [1.0] * len(depths)
     drift = [2 ** (2 * i / (len(depths) - 1) - 1) for i in range(len(depths))]
@@ -54,7 +69,8 @@ def score(traces: Traces, rng: np.random.Generator) -> None:
     def share(kinds: Sequence[float], depth: int | None, *, beside: bool) -> float:
         hits = 0
         for _ in range(DRAWS):
-            ladder = draw(kinds) + (draw(right, "other") if beside else [])
+            common = slopes * rng.normal(0.0, SLOPES)
+            ladder = draw(kinds, common) + (draw(right, common, "other") if beside else [])
             found = [one for one in find_mistuned(ladder) if one.ladder == "drawn"]
             hits += any(depth is None or one.depth == depth for one in found)
         return hits / DRAWS
@@ -75,17 +91,19 @@ def score(traces: Traces, rng: np.random.Generator) -> None:
 
 def simulate(rng: np.random.Generator, rungs: int = 7, seeds: int = 40) -> Traces:
     """Runs whose numbers follow what was measured at `tiny` (docs/log.md), with independent noise."""
-    noise = np.array([0.004, 0.006, 0.05])
+    noise = np.array([0.004, 0.006, 0.05, 0.15])
     found: Traces = {}
     for i in range(rungs):
         for multiple in MULTIPLES:
             wrong = math.log2(multiple)
+            high, low = max(0.0, wrong), min(0.0, wrong)
+            loss = 1.5 - 0.06 * i + (0.035 if wrong < 0 else 0.008) * wrong**2
+            stream = 1.0 + 2.8 * high + 0.4 * low
+            means = np.array((loss, 0.25 - 0.04 * wrong, 0.5 - 0.2 * i + 0.5 * high**2, stream))
             for seed in range(seeds):
-                loss = 1.5 - 0.06 * i + (0.035 if wrong < 0 else 0.008) * wrong**2
-                numbers = (loss, 0.12 - 0.03 * wrong, 0.5 - 0.2 * i + 0.5 * max(0.0, wrong) ** 2)
-                a, b, c = (np.array(numbers) + noise * rng.standard_normal(3)).tolist()
+                a, b, c, d = (means + noise * rng.standard_normal(4)).tolist()
                 found[i + 2, multiple, seed] = RunTrace(
-                    "run", "arm", "arm", i + 2, seed, 1e10 * 2.5**i, multiple, "", a, b, c, 0.0, None
+                    "run", "arm", "arm", i + 2, seed, 1e10 * 2.5**i, multiple, "", a, b, c, d, 0.0, None
                 )
     return found
 
@@ -106,7 +124,7 @@ def main() -> int:
     chosen = parser.parse_args()
     rng = np.random.default_rng(0)
     if chosen.runs is None:
-        score(simulate(rng), rng)
+        score(simulate(rng), rng, slopes=True)
         return 0
     preset, arm = load_preset(chosen.preset), find_arm(chosen.arm)
     path, facts = open_data(preset, chosen.data, chosen.runs, False, (chosen.runs / "studies", "mistuned"))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,25 +27,40 @@ ROOT2 = math.sqrt(2)
 
 
 def ladder(
-    rng: np.random.Generator, multiples: Sequence[float], name: str = "arm", bend: float = 0.0
+    rng: np.random.Generator,
+    multiples: Sequence[float],
+    name: str = "arm",
+    bend: float = 0.0,
+    streams: bool = True,
+    common: Sequence[float] = (0.0, 0.0),
 ) -> list[RunTrace]:
-    """Traces with the effects of a wrong rate that tiny ladders had (docs/log.md), and noise."""
+    """Traces with the effects of a wrong rate that tiny ladders had (docs/log.md), and noise.
+
+    `common` are the slopes of fall and stream that ladders of a preset share.
+    """
     found: list[RunTrace] = []
+    slopes = np.array(common) + rng.normal(0.0, (0.003, 0.08))
     for i, multiple in enumerate(multiples):
-        wrong = math.log2(multiple)
+        wrong, x = math.log2(multiple), math.log(2.5) * i
+        high, low = max(0.0, wrong), min(0.0, wrong)
         loss = 1.5 - 0.06 * i + bend * i**2 + (0.035 if wrong < 0 else 0.008) * wrong**2
-        numbers = np.array([loss, 0.12 - 0.03 * wrong, 0.5 - 0.2 * i + 0.5 * max(0.0, wrong) ** 2])
-        a, b, c = (numbers + [0.004, 0.006, 0.05] * rng.standard_normal(3)).tolist()
+        fall, stream = 0.25 - 0.04 * wrong + slopes[0] * x, 1.0 + 2.8 * high + 0.4 * low + slopes[1] * x
+        numbers = np.array([loss, fall, 0.5 - 0.2 * i + 0.5 * high**2, stream if streams else math.nan])
+        a, b, c, d = (numbers + [0.004, 0.006, 0.05, 0.15] * rng.standard_normal(4)).tolist()
         place = (f"{name}{i}", name, name, i + 2, 0, 1e10 * 2.5**i, multiple, f"{name} {i}")
-        found.append(RunTrace(*place, a, b, c, 0, None))
+        found.append(RunTrace(*place, a, b, c, d, 0, None))
     return found
 
 
-def share(multiples: Sequence[float], depth: int | None, factor: float | None, beside: bool) -> float:
+def share(
+    multiples: Sequence[float], depth: int | None, factor: float | None, beside: bool, streams: bool = True
+) -> float:
     """How often an error of a ladder is found at a depth (None: anywhere), with the right check."""
-    rng, hits, draws = np.random.default_rng(0), 0, 100
+    rng, hits, draws = np.random.default_rng(0), 0, 50
     for _ in range(draws):
-        own = ladder(rng, multiples) + (ladder(rng, [1.0] * len(multiples), "other") if beside else [])
+        kind: dict[str, Any] = {"streams": streams, "common": rng.normal(0.0, (0.008, 0.15))}
+        other = ladder(rng, [1.0] * len(multiples), "other", **kind) if beside else []
+        own = ladder(rng, multiples, **kind) + other
         found = [one for one in find_mistuned(own) if one.ladder == "arm"]
         sides = (None, factor)  # where the loss alone tells, both sides are to be tried
         hits += any(depth in (None, one.depth) and (factor is None or one.factor in sides) for one in found)
@@ -60,11 +76,30 @@ def test_one_rung_at_twice_or_half_its_rate_is_found(beside: bool) -> None:
             assert share(multiples, place + 2, factor, beside) >= 0.8, (place, multiple)
 
 
-def test_a_rate_that_drifts_is_found_beside_other_ladders() -> None:
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_rate_that_drifts_is_found(beside: bool) -> None:
     up = [2 ** (i / 3 - 1) for i in range(7)]
-    assert share(up, 8, math.sqrt(0.5), beside=True) >= 0.8
-    # Down from twice the rate the bottom rung may be named instead.
-    assert share(up[::-1], None, None, beside=True) >= 0.8
+    # A rung may be named instead: then it is one whose rate is off.
+    for multiples in (up, up[::-1]):
+        assert share(multiples, None, None, beside) >= 0.8
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_runs_whose_residual_stream_was_not_written_are_judged_by_the_rest(beside: bool) -> None:
+    assert share([1.0] * 7, None, None, beside, streams=False) <= 0.05
+    for multiple, factor in ((0.5, ROOT2), (2.0, math.sqrt(0.5))):
+        multiples = [1.0, 1.0, 1.0, multiple, 1.0, 1.0, 1.0]
+        assert share(multiples, 5, factor, beside, streams=False) >= 0.8
+
+
+def test_a_drift_is_told_with_the_check_of_the_top_rung() -> None:
+    rng = np.random.default_rng(4)
+    up = [2 ** (i / 3 - 1) for i in range(7)]
+    found = [find_mistuned(ladder(rng, rates)) for rates in [up, up[::-1]] * 10]
+    drifts = [one[0] for one in found if one and one[0].kind == "drift"]
+    assert len(drifts) >= 5
+    assert all(one.depth == 8 and "drifts along its ladder" in one.reason for one in drifts)
+    assert {one.factor for one in drifts} == {ROOT2, math.sqrt(0.5)}
 
 
 def test_a_bend_that_all_ladders_have_is_no_error() -> None:

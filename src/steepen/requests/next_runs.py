@@ -82,7 +82,7 @@ class NextResult(Result):
             Column("3", ".0%", value=lambda one: one.chances[1]),
             Column("10", ".0%", value=lambda one: one.chances[2]),
             Column("ever", ".0%", value=lambda one: one.reachable),
-            Column("runs to the end", ".0f", value=lambda one: one.runs_to_end),
+            Column("runs to end", ".0f", value=lambda one: one.runs_to_end),
             Column(unit, format_flops, value=lambda one: one.to_end),
         ]
         yield table_of(

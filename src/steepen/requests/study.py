@@ -232,12 +232,16 @@ class StudyRequest(Launching, Request[Any]):
         launcher = self.make_launcher(folder)  # rejects a wrong one
         named, _ = self.named_gpus
         slots = self.jobs or named or 1 if self.gpu and self.on_this_machine else launcher.slots
-        return dry_run(
+        found = dry_run(
             lambda: self.entry.start(context, self.given), self.store, self.speed(), slots,
             stand_ins=SIMULATED_RECORDS if self.entry.adaptive else (),
             accept_diverged=self.entry.accept_diverged, dollars_per_hour=self.dollars_per_hour,
             on_cpu=self.estimated_on_cpu(), available=named,
         )  # fmt: skip
+        if "until" not in self.given or found.complete:
+            return found
+        budget = self.given.get("budget")
+        return replace(found, limit="the FLOPs of the whole ladder" if budget is None else f"{budget}")
 
 
 def _notes(context: StudyContext, folder: Path) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from steepen.launch.cost_estimate import makespan
 from steepen.results.result import Result
 from steepen.results.table import Column, Table, columns_of, table_of
-from steepen.results.text import Block, Lines
+from steepen.results.text import Block, Lines, Paragraph
 from steepen.utils.formatting import counted, format_bytes, format_duration
 
 GPU_HINT_SECONDS = 3 * 86400.0  # estimates on a CPU above this suggest a GPU
@@ -49,6 +49,8 @@ class DryRun(Result):
     data_known: bool = True  # False: runs will have other names, as the data is part of a run's hash
     on_cpu: bool = field(default=False, metadata={"transient": True})  # times are of CPUs of this machine
     available: int | None = None  # GPUs that were named, which the runs share
+    # What bounds a study that goes on until it is decided; empty for others.
+    limit: str = field(default="", metadata={"transient": True})
 
     @property
     def rows(self) -> tuple[DryRunRow, ...]:
@@ -108,7 +110,7 @@ class DryRun(Result):
         totals = ("flops", "shared_flops", "seconds", "machine_seconds", "gpu_seconds", "dollars",
                   "later_dollars", "disk_bytes")  # fmt: skip
         found = {**asdict(self), **{name: getattr(self, name) for name in totals}}
-        del found["on_cpu"]
+        del found["on_cpu"], found["limit"]
         return found
 
     def left_out(self) -> list[str]:
@@ -158,6 +160,11 @@ class DryRun(Result):
             yield Lines(
                 f"then about {counted(self.later_runs, 'more run')}, {self.later_flops:.3g} FLOPs (their "
                 "settings depend on results)."
+            )
+        if self.limit:
+            yield Paragraph(
+                "More batches follow by what these runs show, until the question is decided or given up; "
+                f"all runs together take at most {self.limit}."
             )
         if self.on_cpu and self.seconds > GPU_HINT_SECONDS:
             days = f"{self.seconds / 86400:,.0f} days on CPUs"

@@ -1,18 +1,20 @@
-"""Is a rung mistuned? Found from the losses, rates and gradient norms that its run has written.
+"""Is a rung mistuned? Found from losses, rates, gradient norms and residual streams that runs have written.
 
 Loss curves of a well-tuned ladder collapse when scaled (arXiv 2507.02119): a number that is read off
-them changes smoothly with compute. Three numbers of a run are compared with those of its ladder's other
+them changes smoothly with compute. Four numbers of a run are compared with those of its ladder's other
 rungs, and with other ladders of the study where there are any: its final loss, how far the loss still fell
-after its first tenth, and the early gradient norm over the late one. Too low a rate leaves loss and fall
-high, too high a rate raises the early gradients. `find_mistuned` decides; status, page and verdicts show what
-it finds.
+after its first twentieth, the early gradient norm over the late one, and the size of the final residual
+stream. Too low a rate leaves loss and fall high and the stream small; too high a rate leaves a small
+fall, large early gradients and a large stream. These signatures, at one rung or growing along the ladder,
+are looked for against what tuned ladders have too (`Scatter`). `find_mistuned` decides; status, page and
+verdicts show what it finds.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,19 +25,34 @@ from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory, read_metrics
 from steepen.utils.arrays import Array
 
-Scatter = tuple[float, float, float]
 Kind = Literal["rate", "drift", "spike", "decay", "edge"]
+Numbers = tuple[float, float, float, float]  # log loss, fall, log gradient ratio, log stream
 
 LEVEL = 0.05  # of a false alarm among the rungs of a ladder
 MIN_RUNGS, MIN_STEPS = 4, 20
-# Standard deviations of log loss, fall and log gradient ratio of a well-tuned rung about the line through the
-# others, and about that line beside other ladders, whose trends bend alike; how many degrees of freedom they
-# count for (benchmarks/mistuned_ladders.py; docs/log.md).
-ALONE, BESIDE, PRIOR_FREEDOM = (0.006, 0.012, 0.08), (0.005, 0.010, 0.08), 3
-# What a rate that is too low, one that is too high, and one that is either do to the three, in deviations.
-DIRECTIONS = ((1.0, 1.0, 0.0), (0.5, -0.5, 1.0), (1.0, 0.0, 0.0))
+
+
+LARGE_STREAM = 1.5  # log of its size, above which it explodes with the rate and counts by its logarithm
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """How far the numbers of a well-tuned ladder are from constant ones: standard deviations, in order.
+
+    `rung` is that of a rung, `slope` of the change per unit of log compute (infinite: any), and `bend` of the
+    ends of a ladder, above or below the middle (benchmarks/mistuned_ladders.py; docs/log.md).
+    """
+
+    rung: Numbers
+    slope: Numbers
+    bend: Numbers
+
+
+# Of a ladder alone, and of the difference from other ladders, whose trends bend alike.
+ALONE = Scatter((0.006, 0.007, 0.10, 0.30), (math.inf, 0.010, math.inf, 0.20), (0.007, 0.005, 0.15, 0.25))
+BESIDE = Scatter((0.006, 0.008, 0.08, 0.25), (math.inf, 0.006, math.inf, 0.15), (0.003, 0.003, 0.05, 0.15))
+PRIOR_FREEDOM = 8  # for how many degrees of freedom they count beside those of the ladder itself
 BOTH = (math.sqrt(2), math.sqrt(0.5))
-FACTORS = (*BOTH, None)  # of the rate that would check it
 SPIKE, SPIKE_SCATTER = 0.1, 8.0  # of log loss over its running median, and in deviations of it
 UNFINISHED = 0.2  # of the peak rate at the last step
 
@@ -53,15 +70,19 @@ class RunTrace:
     rate: float  # its learning rate
     setting: str  # what else was chosen: runs of one setting differ in rate alone
     loss: float  # log of the validation loss
-    fall: float  # log of the loss from a tenth to four tenths of the run, over the validation loss
+    fall: float  # log of the loss from a twentieth to a fifth of the run, over the validation loss
     gradient: float  # log of the gradient norm in the first fifth, over that of the last third
+    stream: float  # log of the root mean square of the final residual stream; NaN where it was not written
     last_rate: float  # of its peak
     spike: tuple[int, float] | None  # step and log loss above its running median
 
     @property
-    def numbers(self) -> tuple[float, float, float]:
+    def numbers(self) -> Numbers:
         """What is compared from rung to rung."""
-        return self.loss, self.fall, self.gradient
+        stream = self.stream
+        if stream > LARGE_STREAM:
+            stream = LARGE_STREAM * (1 + math.log(stream / LARGE_STREAM))
+        return self.loss, self.fall, self.gradient, stream
 
 
 @dataclass(frozen=True)
@@ -129,15 +150,17 @@ def read_trace(run: RunDirectory, record: RunRecord, ladder: str = "") -> RunTra
     spec = record.spec
     at = np.array([line["step"] for line in lines]) / spec.steps
     final, log_loss, norms = math.log(record.validation_loss), np.log(loss), np.log(gradient)
-    parts = [(at > low) & (at <= high) for low, high in ((0.1, 0.4), (0.05, 0.2), (0.7, 1.0))]
+    parts = [(at > low) & (at <= high) for low, high in ((0.05, 0.2), (0.7, 1.0))]
     if not all(part.any() for part in parts):
         return None
+    streams = [*record.validation_scores[-1].residual_rms.values()] if record.validation_scores else []
     return RunTrace(
         run=record.run, ladder=ladder or spec.arm.name, arm=spec.arm.name, depth=spec.shape.depth,
         seed=spec.seed, flops=record.flops, rate=spec.hyperparameters.learning_rate,
         setting=f"{spec.arm.name} {spec.shape.depth} {spec.steps} {spec.seed} {spec.schedule}",
         loss=final, fall=float(log_loss[parts[0]].mean()) - final,
-        gradient=float(np.median(norms[parts[1]]) - np.median(norms[parts[2]])),
+        gradient=float(np.median(norms[parts[0]]) - np.median(norms[parts[1]])),
+        stream=math.log(streams[-1]) if streams and streams[-1] > 0 else math.nan,
         last_rate=float(rate[-1] / rate.max()), spike=find_spike(log_loss, at),
     )  # fmt: skip
 
@@ -184,15 +207,14 @@ def find_mistuned(traces: Iterable[RunTrace]) -> tuple[Mistuning, ...]:
         alone = len({(trace.depth, trace.seed) for trace in own}) == len(own)
         if len(x) >= MIN_RUNGS and alone:
             others = [(rungs[other][0], rungs[other][1]) for other in rungs if other != name]
-            left = numbers - _expected(x, others) if (others := _alike(x, others)) else numbers
-            rates = [
-                Mistuning("rate", name, own[0].arm, tops[i].depth, tops[i].run, factor, p)
-                for i, factor, p in _off_the_curve(x, left, BESIDE if others else ALONE)
-            ]
-            seen += [one for one in rates if one.depth not in marked]
-            if others and not rates and (drift := _drift(x, left)) is not None:
-                top = tops[-1]
-                seen.append(Mistuning("drift", name, top.arm, top.depth, top.run, *drift))
+            others = _alike(x, others)
+            left = numbers - _expected(x, others) if others else numbers
+            for one in _off_the_curve(x, left, BESIDE if others else ALONE):
+                place = -1 if one.rung is None else one.rung
+                kind: Kind = "drift" if one.rung is None else "rate"
+                if kind == "drift" or tops[place].depth not in marked:
+                    top = tops[place]
+                    seen.append(Mistuning(kind, name, top.arm, top.depth, top.run, one.factor, one.p_value))
         found += seen
     return tuple(found)
 
@@ -232,7 +254,7 @@ def _single(traces: Sequence[RunTrace]) -> list[Mistuning]:
     return found
 
 
-Rungs = tuple[Array, Array, list[RunTrace]]  # log compute (n), numbers (n, 3), a run of each
+Rungs = tuple[Array, Array, list[RunTrace]]  # log compute (n), numbers (n, 4), a run of each
 
 
 def _rungs(traces: Sequence[RunTrace]) -> Rungs:
@@ -243,7 +265,7 @@ def _rungs(traces: Sequence[RunTrace]) -> Rungs:
     own = sorted(depths.values(), key=lambda seeds: seeds[0].flops)
     x = np.array([math.log(seeds[0].flops) for seeds in own])
     numbers = np.array([np.mean([trace.numbers for trace in seeds], axis=0) for seeds in own])
-    return x, numbers.reshape(len(own), 3), [seeds[0] for seeds in own]
+    return x, numbers.reshape(len(own), 4), [seeds[0] for seeds in own]
 
 
 def _alike(x: Array, others: Sequence[tuple[Array, Array]]) -> list[tuple[Array, Array]]:
@@ -269,56 +291,88 @@ def _expected(x: Array, others: Sequence[tuple[Array, Array]]) -> Array:
     return np.median(found, axis=0)
 
 
-def _off_the_curve(x: Array, numbers: Array, scatter: Scatter) -> list[tuple[int, float | None, float]]:
-    """Rungs off the line through the others, most significant first, each with the factor that checks it."""
-    found: list[tuple[int, float | None, float]] = []
+@dataclass(frozen=True)
+class _Error:
+    """An error of the rate at a rung, or along the ladder (None); how the numbers answer, in deviations."""
+
+    rung: int | None
+    factor: float | None  # of the rate that checks it
+    response: Array  # (rungs, numbers)
+    p_value: float = 1.0
+
+
+def _response(off: Array) -> Array:
+    """What rates that are off by powers of two do to the numbers, in deviations (rungs, numbers).
+
+    The loss rises on both sides, and less where the rate is too high; gradients only rise where it is.
+    """
+    high, low = np.maximum(off, 0.0), np.minimum(off, 0.0)
+    return np.stack([low**2 + 0.5 * high**2, -off, high**2, off], axis=1)
+
+
+def _errors(x: Array) -> list[_Error]:
+    """The errors that are looked for in a ladder."""
+    low, high = BOTH
+    found: list[_Error] = []
+    for i in range(len(x)):
+        here = np.arange(len(x)) == i
+        found += [_Error(i, low, _response(-1.0 * here)), _Error(i, high, _response(1.0 * here))]
+        found.append(_Error(i, None, np.outer(here, [1.0, 0.0, 0.0, 0.0])))
+    off = 2 * (x - x[0]) / (x[-1] - x[0]) - 1
+    for factor, drift in ((high, off), (low, -off)):
+        # The stream of some arms does not change with the rate.
+        found += [_Error(None, factor, _response(drift) * kept) for kept in ((1, 1, 1, 1), (1, 1, 1, 0))]
+    return found
+
+
+def _off_the_curve(x: Array, numbers: Array, scatter: Scatter) -> list[_Error]:
+    """Rungs off the curve of the others, most significant first; a drift alone, if it is more so."""
+    found: list[_Error] = []
     rungs = np.arange(len(x))
     while len(rungs) >= MIN_RUNGS:
-        tests = len(DIRECTIONS) * len(rungs)
-        p, i, k = min(_tests(x[rungs], numbers[rungs], scatter))
-        if p * tests > LEVEL:
+        tuned = _TunedLadder(x[rungs], numbers[rungs], scatter)
+        errors = _errors(x[rungs])
+        # Rungs and drifts share the level.
+        counts = {True: 2 * sum(one.rung is None for one in errors), False: 6 * len(rungs)}
+        tested = [replace(one, p_value=tuned.p_value(one) * counts[one.rung is None]) for one in errors]
+        best = min(tested, key=lambda one: one.p_value)
+        if best.p_value > LEVEL:
             break
-        found.append((int(rungs[i]), FACTORS[k], p * tests))
-        rungs = np.delete(rungs, i)
+        if best.rung is None:
+            return found or [best]
+        found.append(replace(best, rung=int(rungs[best.rung])))
+        rungs = np.delete(rungs, best.rung)
     return found
 
 
-def _tests(x: Array, numbers: Array, scatter: Scatter) -> list[tuple[float, int, int]]:
-    """One-sided p of every rung and direction: its distance from the line through the other rungs."""
-    found: list[tuple[float, int, int]] = []
-    for i in range(len(x)):
-        rest = np.arange(len(x)) != i
-        miss, spread, freedom = _predict(x[rest], numbers[rest], x[i], numbers[i], scatter)
-        for k, direction in enumerate(DIRECTIONS):
-            weights = np.array(direction)
-            score = float(weights @ (miss / spread)) / float(np.linalg.norm(weights))
-            found.append((float(stats.t.sf(score, freedom)), i, k))
-    return found
+class _TunedLadder:
+    """Numbers of a ladder, and what they would be if it were tuned: a constant, and what `Scatter` allows."""
 
+    def __init__(self, x: Array, numbers: Array, scatter: Scatter) -> None:
+        self.numbers = numbers
+        self.known = np.isfinite(numbers).all(axis=0)
+        self.unit = np.array(scatter.rung)
+        along = x - x.mean()
+        curve = (along / np.abs(along).max()) ** 2
+        ends = np.ones(len(x))
+        self.weights: list[Array] = []  # inverse covariances, without the constant
+        for rung, slope, bend in zip(scatter.rung, scatter.slope, scatter.bend, strict=True):
+            free = 1e3 * rung  # of what may be anything
+            shapes = ((ends, free), (along, min(slope, free)), (curve, bend))
+            shared = sum(size**2 * np.outer(shape, shape) for shape, size in shapes)
+            self.weights.append(np.linalg.inv(rung**2 * np.eye(len(x)) + shared))
 
-def _predict(
-    x: Array, numbers: Array, at: float, value: Array, scatter: Scatter
-) -> tuple[Array, Array, float]:
-    """How far values are from the line through others, the deviation of that, and its degrees of freedom."""
-    design = np.stack([np.ones_like(x), x - x.mean()], axis=1)
-    line, *_ = np.linalg.lstsq(design, numbers, rcond=None)
-    spare = len(x) - 2
-    residual = ((numbers - design @ line) ** 2).sum(axis=0)
-    variance = (PRIOR_FREEDOM * np.array(scatter) ** 2 + residual) / (PRIOR_FREEDOM + spare)
-    row = np.array([1.0, at - x.mean()])
-    leverage = float(row @ np.linalg.inv(design.T @ design) @ row)
-    return value - row @ line, np.sqrt(variance * (1 + leverage)), PRIOR_FREEDOM + spare
-
-
-def _drift(x: Array, numbers: Array) -> tuple[float, float] | None:
-    """The factor that checks the top, and p, where the difference from other ladders changes with compute."""
-    design = np.stack([np.ones_like(x), x - x.mean()], axis=1)
-    weights = np.array([0.0, -1.0, 1.0]) / math.sqrt(2)
-    index = numbers / np.array(BESIDE) @ weights
-    line, *_ = np.linalg.lstsq(design, index, rcond=None)
-    spare = len(x) - 2
-    residual = float(((index - design @ line) ** 2).sum())
-    # Both ladders are uncertain, hence twice.
-    variance = (2 * PRIOR_FREEDOM + residual) / (PRIOR_FREEDOM + spare) / float(((x - x.mean()) ** 2).sum())
-    p = float(2 * stats.t.sf(abs(line[1]) / math.sqrt(variance), PRIOR_FREEDOM + spare))
-    return (math.sqrt(0.5) if line[1] > 0 else math.sqrt(2), p) if p <= LEVEL else None
+    def p_value(self, error: _Error) -> float:
+        """One-sided, of no such error: how far the numbers are along its response, in standard deviations."""
+        freedom = PRIOR_FREEDOM + len(self.numbers) - 2
+        along, length = 0.0, 0.0
+        for k in np.flatnonzero(self.known).tolist():
+            weights, values = self.weights[k], self.numbers[:, k]
+            response = error.response[:, k] * self.unit[k]
+            own = float(response @ weights @ response)
+            size = float(response @ weights @ values)
+            # What is left without the error tells the scatter.
+            left = float(values @ weights @ values) - (size**2 / own if own > 0 else 0.0)
+            scale = (PRIOR_FREEDOM + max(left, 0.0)) / freedom
+            along, length = along + size / scale, length + own / scale
+        return float(stats.t.sf(along / math.sqrt(length), freedom)) if length > 0 else 1.0

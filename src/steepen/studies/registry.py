@@ -60,7 +60,7 @@ OPTIONS: dict[str, Any] = {
     ],
     "question": Annotated[
         Literal["grows", "better"] | None,
-        Option("The question to decide, with `until`. Default: grows.", PANEL),
+        Option("The question to decide, with `until`: grows or better. Default: grows.", PANEL),
     ],
     "effect": Annotated[
         float | None,
