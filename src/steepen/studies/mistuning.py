@@ -30,6 +30,7 @@ Numbers = tuple[float, float, float, float]  # log loss, fall, log gradient rati
 
 LEVEL = 0.05  # of a false alarm among the rungs of a ladder
 MIN_RUNGS, MIN_STEPS = 4, 20
+MIN_STREAM_STEPS = 64  # in fewer the stream explodes at the best rate (45 steps of `tiny` d2)
 
 
 LARGE_STREAM = 1.5  # log of its size, above which it explodes with the rate and counts by its logarithm
@@ -49,9 +50,9 @@ class Scatter:
 
 
 # Of a ladder alone, and of the difference from other ladders, whose trends bend alike.
-ALONE = Scatter((0.006, 0.007, 0.10, 0.30), (math.inf, 0.010, math.inf, 0.20), (0.007, 0.005, 0.15, 0.25))
-BESIDE = Scatter((0.006, 0.008, 0.08, 0.25), (math.inf, 0.006, math.inf, 0.15), (0.003, 0.003, 0.05, 0.15))
-PRIOR_FREEDOM = 8  # for how many degrees of freedom they count beside those of the ladder itself
+ALONE = Scatter((0.005, 0.006, 0.08, 0.06), (math.inf, 0.010, math.inf, 0.07), (0.015, 0.020, 0.10, 0.13))
+BESIDE = Scatter((0.006, 0.006, 0.08, 0.06), (math.inf, 0.010, math.inf, 0.07), (0.010, 0.014, 0.07, 0.10))
+PRIOR_FREEDOM = 12  # for how many degrees of freedom they count beside those of the ladder itself
 BOTH = (math.sqrt(2), math.sqrt(0.5))
 SPIKE, SPIKE_SCATTER = 0.1, 8.0  # of log loss over its running median, and in deviations of it
 UNFINISHED = 0.2  # of the peak rate at the last step
@@ -72,7 +73,7 @@ class RunTrace:
     loss: float  # log of the validation loss
     fall: float  # log of the loss from a twentieth to a fifth of the run, over the validation loss
     gradient: float  # log of the gradient norm in the first fifth, over that of the last third
-    stream: float  # log of the root mean square of the final residual stream; NaN where it was not written
+    stream: float  # log of the root mean square of the final residual stream; NaN where it is not known
     last_rate: float  # of its peak
     spike: tuple[int, float] | None  # step and log loss above its running median
 
@@ -153,7 +154,9 @@ def read_trace(run: RunDirectory, record: RunRecord, ladder: str = "") -> RunTra
     parts = [(at > low) & (at <= high) for low, high in ((0.05, 0.2), (0.7, 1.0))]
     if not all(part.any() for part in parts):
         return None
-    streams = [*record.validation_scores[-1].residual_rms.values()] if record.validation_scores else []
+    streams = list[float]()
+    if record.validation_scores and spec.steps >= MIN_STREAM_STEPS:
+        streams = [*record.validation_scores[-1].residual_rms.values()]
     return RunTrace(
         run=record.run, ladder=ladder or spec.arm.name, arm=spec.arm.name, depth=spec.shape.depth,
         seed=spec.seed, flops=record.flops, rate=spec.hyperparameters.learning_rate,
@@ -301,28 +304,32 @@ class _Error:
     p_value: float = 1.0
 
 
-def _response(off: Array) -> Array:
+def _response(off: Array, *, stream: bool = True) -> Array:
     """What rates that are off by powers of two do to the numbers, in deviations (rungs, numbers).
 
     The loss rises on both sides, and less where the rate is too high; gradients only rise where it is.
+    The stream tells most, but that of some arms does not change with the rate.
     """
     high, low = np.maximum(off, 0.0), np.minimum(off, 0.0)
-    return np.stack([low**2 + 0.5 * high**2, -off, high**2, off], axis=1)
+    loss = low**2 + 0.5 * high**2
+    if not stream:
+        return np.stack([loss, -off, high**2, 0 * off], axis=1)
+    return np.stack([loss, -off, 3 * high**2, 3 * off], axis=1)
 
 
 def _errors(x: Array) -> list[_Error]:
     """The errors that are looked for in a ladder."""
     low, high = BOTH
     found: list[_Error] = []
-    for i in range(len(x)):
-        here = np.arange(len(x)) == i
-        found += [_Error(i, low, _response(-1.0 * here)), _Error(i, high, _response(1.0 * here))]
-        found.append(_Error(i, None, np.outer(here, [1.0, 0.0, 0.0, 0.0])))
     off = 2 * (x - x[0]) / (x[-1] - x[0]) - 1
-    for factor, drift in ((high, off), (low, -off)):
-        # The stream of some arms does not change with the rate.
-        found += [_Error(None, factor, _response(drift) * kept) for kept in ((1, 1, 1, 1), (1, 1, 1, 0))]
-    return found
+    for stream in (True, False):
+        for i in range(len(x)):
+            here = (np.arange(len(x)) == i).astype(float)
+            found.append(_Error(i, low, _response(-here, stream=stream)))
+            found.append(_Error(i, high, _response(here, stream=stream)))
+        found.append(_Error(None, high, _response(off, stream=stream)))
+        found.append(_Error(None, low, _response(-off, stream=stream)))
+    return found + [_Error(i, None, np.outer(np.arange(len(x)) == i, [1.0, 0, 0, 0])) for i in range(len(x))]
 
 
 def _off_the_curve(x: Array, numbers: Array, scatter: Scatter) -> list[_Error]:
@@ -333,7 +340,7 @@ def _off_the_curve(x: Array, numbers: Array, scatter: Scatter) -> list[_Error]:
         tuned = _TunedLadder(x[rungs], numbers[rungs], scatter)
         errors = _errors(x[rungs])
         # Rungs and drifts share the level.
-        counts = {True: 2 * sum(one.rung is None for one in errors), False: 6 * len(rungs)}
+        counts = {True: 2 * sum(one.rung is None for one in errors), False: 10 * len(rungs)}
         tested = [replace(one, p_value=tuned.p_value(one) * counts[one.rung is None]) for one in errors]
         best = min(tested, key=lambda one: one.p_value)
         if best.p_value > LEVEL:
@@ -349,30 +356,32 @@ class _TunedLadder:
     """Numbers of a ladder, and what they would be if it were tuned: a constant, and what `Scatter` allows."""
 
     def __init__(self, x: Array, numbers: Array, scatter: Scatter) -> None:
-        self.numbers = numbers
-        self.known = np.isfinite(numbers).all(axis=0)
-        self.unit = np.array(scatter.rung)
+        self.numbers, self.unit = numbers, np.array(scatter.rung)
+        self.known = np.isfinite(numbers)
         along = x - x.mean()
         curve = (along / np.abs(along).max()) ** 2
-        ends = np.ones(len(x))
-        self.weights: list[Array] = []  # inverse covariances, without the constant
-        for rung, slope, bend in zip(scatter.rung, scatter.slope, scatter.bend, strict=True):
+        self.weights: list[Array] = []  # inverse covariances of the rungs whose number is known
+        for k, (rung, slope, bend) in enumerate(zip(scatter.rung, scatter.slope, scatter.bend, strict=True)):
             free = 1e3 * rung  # of what may be anything
-            shapes = ((ends, free), (along, min(slope, free)), (curve, bend))
-            shared = sum(size**2 * np.outer(shape, shape) for shape, size in shapes)
-            self.weights.append(np.linalg.inv(rung**2 * np.eye(len(x)) + shared))
+            shapes = ((np.ones(len(x)), free), (along, min(slope, free)), (curve, bend))
+            covariance = rung**2 * np.eye(len(x))
+            for shape, size in shapes:
+                covariance += size**2 * np.outer(shape, shape)
+            own = self.known[:, k]
+            self.weights.append(np.linalg.inv(covariance[np.ix_(own, own)]))
 
     def p_value(self, error: _Error) -> float:
         """One-sided, of no such error: how far the numbers are along its response, in standard deviations."""
-        freedom = PRIOR_FREEDOM + len(self.numbers) - 2
-        along, length = 0.0, 0.0
-        for k in np.flatnonzero(self.known).tolist():
-            weights, values = self.weights[k], self.numbers[:, k]
-            response = error.response[:, k] * self.unit[k]
-            own = float(response @ weights @ response)
+        along, length, freedom = 0.0, 0.0, PRIOR_FREEDOM + len(self.numbers) - 2
+        for k, weights in enumerate(self.weights):
+            own = self.known[:, k]
+            values, response = self.numbers[own, k], error.response[own, k] * self.unit[k]
+            squared = float(response @ weights @ response)
+            if squared <= 0:
+                continue
             size = float(response @ weights @ values)
             # What is left without the error tells the scatter.
-            left = float(values @ weights @ values) - (size**2 / own if own > 0 else 0.0)
-            scale = (PRIOR_FREEDOM + max(left, 0.0)) / freedom
-            along, length = along + size / scale, length + own / scale
+            left = max(float(values @ weights @ values) - size**2 / squared, 0.0)
+            scale = (PRIOR_FREEDOM + left) / (PRIOR_FREEDOM + max(int(own.sum()) - 2, 0))
+            along, length = along + size / scale, length + squared / scale
         return float(stats.t.sf(along / math.sqrt(length), freedom)) if length > 0 else 1.0
