@@ -33,33 +33,37 @@ from steepen.utils.arrays import Array
 
 MULTIPLES = (0.5, math.sqrt(0.5), 1.0, math.sqrt(2), 2.0)
 DRAWS = 200  # ladders of each kind
-# Standard deviations of the slopes of fall and stream per unit of log compute in simulated ladders: from
-# preset to preset, and from arm to arm.
-SLOPES, ARM_SLOPES = (0.008, 0.15), (0.003, 0.08)
+# How tuned ladders differ (docs/log.md): standard deviations of the slope per unit of log compute, and of the
+# ends above the middle, for the four numbers of a run; of what a preset's arms share, and of an arm.
+SHARED = ((0.0, 0.010, 0.0, 0.02), (0.010, 0.015, 0.05, 0.12))
+OF_ARM = ((0.0, 0.007, 0.0, 0.063), (0.008, 0.010, 0.046, 0.075))
 Traces = dict[tuple[int, float, int], RunTrace]  # by depth, multiple and seed
 
 
-def score(traces: Traces, rng: np.random.Generator, *, slopes: bool = False) -> None:
+def score(traces: Traces, rng: np.random.Generator, *, trends: bool = False) -> None:
     """Print how often errors are found, and how often there is an alarm without one.
 
-    With `slopes`, every ladder has slopes of its own, as tuned ladders differ in.
+    With `trends`, every ladder has slopes and bends of its own, as tuned ladders differ in.
     """
     depths = sorted({depth for depth, _, _ in traces})
     known: dict[tuple[int, float], list[RunTrace]] = {}
     for (depth, multiple, _), trace in traces.items():
         known.setdefault((depth, multiple), []).append(trace)
 
-    def draw(multiples: Sequence[float], common: Array, name: str = "drawn") -> list[RunTrace]:
+    def draw(multiples: Sequence[float], shared: Array, name: str = "drawn") -> list[RunTrace]:
         choices = [known[at] for at in zip(depths, multiples, strict=True)]
         own = [seeds[int(rng.integers(len(seeds)))] for seeds in choices]
-        fall, stream = common + slopes * rng.normal(0.0, ARM_SLOPES)
-        x = [math.log(trace.flops / own[0].flops) for trace in own]
+        x = np.log([trace.flops for trace in own])
+        x -= x.mean()
+        trend = shared + rng.normal(0.0, OF_ARM)
+        along = trends * (np.outer(x, trend[0]) + np.outer((x / np.abs(x).max()) ** 2, trend[1]))
         return [
             replace(
-                trace, ladder=name, setting=f"{name} {trace.depth}", seed=0,
-                fall=trace.fall + fall * at, stream=trace.stream + stream * at,
+                trace, ladder=name, setting=f"{name} {trace.depth}", seed=0, loss=trace.loss + change[0],
+                fall=trace.fall + change[1], gradient=trace.gradient + change[2],
+                stream=trace.stream + change[3],
             )
-            for trace, at in zip(own, x, strict=True)
+            for trace, change in zip(own, along.tolist(), strict=True)
         ]  # fmt: skip
 
     right = [1.0] * len(depths)
@@ -69,8 +73,8 @@ def score(traces: Traces, rng: np.random.Generator, *, slopes: bool = False) -> 
     def share(kinds: Sequence[float], depth: int | None, *, beside: bool) -> float:
         hits = 0
         for _ in range(DRAWS):
-            common = slopes * rng.normal(0.0, SLOPES)
-            ladder = draw(kinds, common) + (draw(right, common, "other") if beside else [])
+            shared = rng.normal(0.0, SHARED)
+            ladder = draw(kinds, shared) + (draw(right, shared, "other") if beside else [])
             found = [one for one in find_mistuned(ladder) if one.ladder == "drawn"]
             hits += any(depth is None or one.depth == depth for one in found)
         return hits / DRAWS
@@ -90,20 +94,20 @@ def score(traces: Traces, rng: np.random.Generator, *, slopes: bool = False) -> 
 
 
 def simulate(rng: np.random.Generator, rungs: int = 7, seeds: int = 40) -> Traces:
-    """Runs whose numbers follow what was measured at `tiny` (docs/log.md), with independent noise."""
-    noise = np.array([0.004, 0.006, 0.05, 0.15])
+    """Runs whose numbers answer as weakly as those of `tiny` or `mini` did (docs/log.md), with noise."""
+    noise = np.array([0.0035, 0.0045, 0.05, 0.05])
     found: Traces = {}
     for i in range(rungs):
         for multiple in MULTIPLES:
             wrong = math.log2(multiple)
             high, low = max(0.0, wrong), min(0.0, wrong)
-            loss = 1.5 - 0.06 * i + (0.035 if wrong < 0 else 0.008) * wrong**2
-            stream = 1.0 + 2.8 * high + 0.4 * low
-            means = np.array((loss, 0.25 - 0.04 * wrong, 0.5 - 0.2 * i + 0.5 * high**2, stream))
+            loss = 1.5 - 0.06 * i + 0.005 * low**2 + 0.01 * high**2
+            fall, gradient = 0.25 - 0.005 * wrong, 0.5 - 0.2 * i + 0.3 * high**2
+            means = np.array((loss, fall, gradient, 1.0 + 0.35 * high + 0.4 * low))
             for seed in range(seeds):
                 a, b, c, d = (means + noise * rng.standard_normal(4)).tolist()
                 found[i + 2, multiple, seed] = RunTrace(
-                    "run", "arm", "arm", i + 2, seed, 1e10 * 2.5**i, multiple, "", a, b, c, d, 0.0, None
+                    "run", "arm", "arm", i + 2, seed, 1e10 * 2.5**i, 1000, multiple, "", a, b, c, d, 0.0, None
                 )
     return found
 
@@ -124,7 +128,7 @@ def main() -> int:
     chosen = parser.parse_args()
     rng = np.random.default_rng(0)
     if chosen.runs is None:
-        score(simulate(rng), rng, slopes=True)
+        score(simulate(rng), rng, trends=True)
         return 0
     preset, arm = load_preset(chosen.preset), find_arm(chosen.arm)
     path, facts = open_data(preset, chosen.data, chosen.runs, False, (chosen.runs / "studies", "mistuned"))

@@ -47,7 +47,7 @@ def ladder(
         fall, stream = 0.25 - 0.04 * wrong + slopes[0] * x, 1.0 + 2.8 * high + 0.4 * low + slopes[1] * x
         numbers = np.array([loss, fall, 0.5 - 0.2 * i + 0.5 * high**2, stream if streams else math.nan])
         a, b, c, d = (numbers + [0.004, 0.006, 0.05, 0.15] * rng.standard_normal(4)).tolist()
-        place = (f"{name}{i}", name, name, i + 2, 0, 1e10 * 2.5**i, multiple, f"{name} {i}")
+        place = (f"{name}{i}", name, name, i + 2, 0, 1e10 * 2.5**i, 1000, multiple, f"{name} {i}")
         found.append(RunTrace(*place, a, b, c, d, 0, None))
     return found
 

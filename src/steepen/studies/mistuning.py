@@ -31,8 +31,10 @@ Numbers = tuple[float, float, float, float]  # log loss, fall, log gradient rati
 LEVEL = 0.05  # of a false alarm among the rungs of a ladder
 MIN_RUNGS, MIN_STEPS = 4, 20
 MIN_STREAM_STEPS = 64  # in fewer the stream explodes at the best rate (45 steps of `tiny` d2)
+FEW_STEPS = 300  # with so many the variance of a stream is twice that of a long run's
 
 
+STREAM = 3  # its place among the numbers
 LARGE_STREAM = 1.5  # log of its size, above which it explodes with the rate and counts by its logarithm
 
 
@@ -51,7 +53,10 @@ class Scatter:
 
 # Of a ladder alone, and of the difference from other ladders, whose trends bend alike.
 ALONE = Scatter((0.005, 0.006, 0.08, 0.06), (math.inf, 0.010, math.inf, 0.07), (0.015, 0.020, 0.10, 0.13))
-BESIDE = Scatter((0.006, 0.006, 0.08, 0.06), (math.inf, 0.010, math.inf, 0.07), (0.010, 0.014, 0.07, 0.10))
+BESIDE = Scatter((0.006, 0.007, 0.08, 0.07), (math.inf, 0.010, math.inf, 0.09), (0.011, 0.014, 0.07, 0.11))
+# Tests that a ladder's four of a drift, and the five of a rung, count for: they overlap, and scatters are
+# rounded up.
+DRIFT_TESTS, RUNG_TESTS = 3, 3
 PRIOR_FREEDOM = 12  # for how many degrees of freedom they count beside those of the ladder itself
 BOTH = (math.sqrt(2), math.sqrt(0.5))
 SPIKE, SPIKE_SCATTER = 0.1, 8.0  # of log loss over its running median, and in deviations of it
@@ -68,6 +73,7 @@ class RunTrace:
     depth: int
     seed: int
     flops: float
+    steps: int
     rate: float  # its learning rate
     setting: str  # what else was chosen: runs of one setting differ in rate alone
     loss: float  # log of the validation loss
@@ -159,7 +165,7 @@ def read_trace(run: RunDirectory, record: RunRecord, ladder: str = "") -> RunTra
         streams = [*record.validation_scores[-1].residual_rms.values()]
     return RunTrace(
         run=record.run, ladder=ladder or spec.arm.name, arm=spec.arm.name, depth=spec.shape.depth,
-        seed=spec.seed, flops=record.flops, rate=spec.hyperparameters.learning_rate,
+        seed=spec.seed, flops=record.flops, steps=spec.steps, rate=spec.hyperparameters.learning_rate,
         setting=f"{spec.arm.name} {spec.shape.depth} {spec.steps} {spec.seed} {spec.schedule}",
         loss=final, fall=float(log_loss[parts[0]].mean()) - final,
         gradient=float(np.median(norms[parts[0]]) - np.median(norms[parts[1]])),
@@ -212,7 +218,8 @@ def find_mistuned(traces: Iterable[RunTrace]) -> tuple[Mistuning, ...]:
             others = [(rungs[other][0], rungs[other][1]) for other in rungs if other != name]
             others = _alike(x, others)
             left = numbers - _expected(x, others) if others else numbers
-            for one in _off_the_curve(x, left, BESIDE if others else ALONE):
+            steps = np.array([top.steps for top in tops])
+            for one in _off_the_curve(x, left, steps, BESIDE if others else ALONE):
                 place = -1 if one.rung is None else one.rung
                 kind: Kind = "drift" if one.rung is None else "rate"
                 if kind == "drift" or tops[place].depth not in marked:
@@ -332,15 +339,14 @@ def _errors(x: Array) -> list[_Error]:
     return found + [_Error(i, None, np.outer(np.arange(len(x)) == i, [1.0, 0, 0, 0])) for i in range(len(x))]
 
 
-def _off_the_curve(x: Array, numbers: Array, scatter: Scatter) -> list[_Error]:
+def _off_the_curve(x: Array, numbers: Array, steps: Array, scatter: Scatter) -> list[_Error]:
     """Rungs off the curve of the others, most significant first; a drift alone, if it is more so."""
     found: list[_Error] = []
     rungs = np.arange(len(x))
     while len(rungs) >= MIN_RUNGS:
-        tuned = _TunedLadder(x[rungs], numbers[rungs], scatter)
+        tuned = _TunedLadder(x[rungs], numbers[rungs], steps[rungs], scatter)
         errors = _errors(x[rungs])
-        # Rungs and drifts share the level.
-        counts = {True: 2 * sum(one.rung is None for one in errors), False: 10 * len(rungs)}
+        counts = {True: DRIFT_TESTS, False: RUNG_TESTS * len(rungs)}
         tested = [replace(one, p_value=tuned.p_value(one) * counts[one.rung is None]) for one in errors]
         best = min(tested, key=lambda one: one.p_value)
         if best.p_value > LEVEL:
@@ -355,7 +361,7 @@ def _off_the_curve(x: Array, numbers: Array, scatter: Scatter) -> list[_Error]:
 class _TunedLadder:
     """Numbers of a ladder, and what they would be if it were tuned: a constant, and what `Scatter` allows."""
 
-    def __init__(self, x: Array, numbers: Array, scatter: Scatter) -> None:
+    def __init__(self, x: Array, numbers: Array, steps: Array, scatter: Scatter) -> None:
         self.numbers, self.unit = numbers, np.array(scatter.rung)
         self.known = np.isfinite(numbers)
         along = x - x.mean()
@@ -364,7 +370,8 @@ class _TunedLadder:
         for k, (rung, slope, bend) in enumerate(zip(scatter.rung, scatter.slope, scatter.bend, strict=True)):
             free = 1e3 * rung  # of what may be anything
             shapes = ((np.ones(len(x)), free), (along, min(slope, free)), (curve, bend))
-            covariance = rung**2 * np.eye(len(x))
+            few = FEW_STEPS / steps if k == STREAM else np.zeros(len(x))
+            covariance = rung**2 * np.diag(1 + few)
             for shape, size in shapes:
                 covariance += size**2 * np.outer(shape, shape)
             own = self.known[:, k]
