@@ -1,12 +1,13 @@
 """Put ladders together from runs at several rates, and count the planted errors that are found in them.
 
-    python benchmarks/mistuned_ladders.py                                  # simulated ladders, seconds
+    python benchmarks/mistuned_ladders.py                                  # simulated ladders, a minute
     python benchmarks/mistuned_ladders.py --runs runs/mistuned             # trained, two CPU cores
     python benchmarks/mistuned_ladders.py --runs runs/mistuned --preset mini --data data/fineweb   # a GPU
 
-With `--runs` an arm's rungs are trained at 1/2 to 2 times its rate with several seeds (finished runs are used
-again). Ladders are drawn from them, a seed for each rung: all at the recipe's rate (false alarms), one rung
-at twice or half of it, and a rate that drifts from half to twice, or back, along the ladder.
+Simulated ladders differ as tuned ladders of `tiny` and `mini` do, and answer to a wrong rate as weakly as one
+of them. With `--runs` an arm's rungs are trained at 1/2 to 2 times its rate with several seeds (finished runs
+are used again). Ladders are drawn from them, a seed for each rung: all at the recipe's rate (false alarms),
+one rung at twice or half of it, and a rate that drifts from half to twice, or back, along the ladder.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from scipy import stats
 
 from steepen.launch.base import LaunchContext, make_launcher
 from steepen.model.arms import find_arm
@@ -32,11 +34,12 @@ from steepen.studies.preset import load_preset
 from steepen.utils.arrays import Array
 
 MULTIPLES = (0.5, math.sqrt(0.5), 1.0, math.sqrt(2), 2.0)
-DRAWS = 200  # ladders of each kind
+DRAWS = 100  # ladders of each kind
 # How tuned ladders differ (docs/log.md): standard deviations of the slope per unit of log compute, and of the
 # ends above the middle, for the four numbers of a run; of what a preset's arms share, and of an arm.
 SHARED = ((0.0, 0.010, 0.0, 0.02), (0.010, 0.015, 0.05, 0.12))
 OF_ARM = ((0.0, 0.007, 0.0, 0.063), (0.008, 0.010, 0.046, 0.075))
+NOISE = np.array([0.0035, 0.0045, 0.05, 0.05])  # of the numbers of a simulated run
 Traces = dict[tuple[int, float, int], RunTrace]  # by depth, multiple and seed
 
 
@@ -93,23 +96,58 @@ def score(traces: Traces, rng: np.random.Generator, *, trends: bool = False) -> 
         print(f"  drift down                {share(drift[::-1], None, beside=beside):.1%}")
 
 
-def simulate(rng: np.random.Generator, rungs: int = 7, seeds: int = 40) -> Traces:
-    """Runs whose numbers answer as weakly as those of `tiny` or `mini` did (docs/log.md), with noise."""
-    noise = np.array([0.0035, 0.0045, 0.05, 0.05])
+def means(multiple: float) -> tuple[float, float, float, float]:
+    """What a rate that is off does to a run's numbers: as weakly as at `tiny` or `mini` (docs/log.md)."""
+    wrong = math.log2(multiple)
+    high, low = max(0.0, wrong), min(0.0, wrong)
+    return 0.005 * low**2 + 0.01 * high**2, -0.005 * wrong, 0.3 * high**2, 0.35 * high + 0.4 * low
+
+
+def simulate(rng: np.random.Generator, rungs: int, ratio: float, seeds: int = 40) -> Traces:
+    """Runs at rungs whose compute grows by a ratio, with noise."""
     found: Traces = {}
     for i in range(rungs):
         for multiple in MULTIPLES:
-            wrong = math.log2(multiple)
-            high, low = max(0.0, wrong), min(0.0, wrong)
-            loss = 1.5 - 0.06 * i + 0.005 * low**2 + 0.01 * high**2
-            fall, gradient = 0.25 - 0.005 * wrong, 0.5 - 0.2 * i + 0.3 * high**2
-            means = np.array((loss, fall, gradient, 1.0 + 0.35 * high + 0.4 * low))
+            tuned = np.array([1.5 - 0.06 * i, 0.25, 0.5 - 0.2 * i, 1.0])
             for seed in range(seeds):
-                a, b, c, d = (means + noise * rng.standard_normal(4)).tolist()
+                a, b, c, d = (tuned + means(multiple) + NOISE * rng.standard_normal(4)).tolist()
                 found[i + 2, multiple, seed] = RunTrace(
-                    "run", "arm", "arm", i + 2, seed, 1e10 * 2.5**i, 1000, multiple, "", a, b, c, d, 0.0, None
-                )
+                    "run", "arm", "arm", i + 2, seed, 1e10 * ratio**i, 5000, multiple, "", a, b, c, d, 0.0,
+                    None,
+                )  # fmt: skip
     return found
+
+
+def best_power(multiples: Sequence[float], ratio: float) -> float:
+    """How often an error is found by the best test with 5% false alarms that knows which error there may be.
+
+    It is linear, and knows responses, noise and trends exactly, but for the slopes of loss and gradients.
+    """
+    rungs = len(multiples)
+    x = np.arange(rungs) * math.log(ratio)
+    x -= x.mean()
+    response = np.array([means(multiple) for multiple in multiples])
+    slopes, bends = (np.hypot(shared, own) for shared, own in zip(SHARED, OF_ARM, strict=True))
+    squared = 0.0
+    for k in range(4):
+        free = slopes[k] or 1e3  # what tuned ladders of any size may have
+        shapes = ((np.ones(rungs), 1e3), (x, free), ((x / x.max()) ** 2, bends[k]))
+        covariance = NOISE[k] ** 2 * np.eye(rungs)
+        for shape, size in shapes:
+            covariance += size**2 * np.outer(shape, shape)
+        squared += float(response[:, k] @ np.linalg.solve(covariance, response[:, k]))
+    return float(stats.norm.sf(stats.norm.isf(0.05) - math.sqrt(squared)))
+
+
+def print_best(rungs: int, ratio: float) -> None:
+    """Print what the best test would find in a simulated ladder alone."""
+    parts: list[str] = []
+    for multiple in (0.5, 2.0):
+        each = [best_power([multiple if k == i else 1.0 for k in range(rungs)], ratio) for i in range(rungs)]
+        parts.append(f"one rung at {multiple:g} times {np.mean(each):.0%} ({min(each):.0%} at an end)")
+    up = [2 ** (2 * i / (rungs - 1) - 1) for i in range(rungs)]
+    parts.append(f"a drift up {best_power(up, ratio):.0%}, down {best_power(up[::-1], ratio):.0%}")
+    print(f"the best test of a known kind would find alone: {'; '.join(parts)}")
 
 
 def study(specs: Sequence[RunSpec]) -> Generator[Sequence[RunSpec], list[RunRecord], list[RunRecord]]:
@@ -128,7 +166,10 @@ def main() -> int:
     chosen = parser.parse_args()
     rng = np.random.default_rng(0)
     if chosen.runs is None:
-        score(simulate(rng), rng, trends=True)
+        for rungs, ratio in ((5, 2.0), (7, 2.5)):
+            print(f"\n{rungs} rungs, each with {ratio:g} times the compute of the one before")
+            print_best(rungs, ratio)
+            score(simulate(rng, rungs, ratio), rng, trends=True)
         return 0
     preset, arm = load_preset(chosen.preset), find_arm(chosen.arm)
     path, facts = open_data(preset, chosen.data, chosen.runs, False, (chosen.runs / "studies", "mistuned"))

@@ -26,27 +26,33 @@ from steepen.studies.mistuning import RunTrace, find_mistuned, mistuned_runs, re
 ROOT2 = math.sqrt(2)
 
 
+SHARED = ((0.0, 0.010, 0.0, 0.02), (0.010, 0.015, 0.05, 0.12))  # slopes and bends of a preset, and of an arm
+OF_ARM = ((0.0, 0.007, 0.0, 0.063), (0.008, 0.010, 0.046, 0.075))
+
+
 def ladder(
     rng: np.random.Generator,
     multiples: Sequence[float],
     name: str = "arm",
     bend: float = 0.0,
     streams: bool = True,
-    common: Sequence[float] = (0.0, 0.0),
+    shared: np.ndarray | None = None,
 ) -> list[RunTrace]:
-    """Traces with the effects of a wrong rate that tiny ladders had (docs/log.md), and noise.
+    """Traces with the effects of a wrong rate that tiny ladders had (docs/log.md), noise and trends.
 
-    `common` are the slopes of fall and stream that ladders of a preset share.
+    `shared` are the slopes and bends that ladders of a preset have in common.
     """
     found: list[RunTrace] = []
-    slopes = np.array(common) + rng.normal(0.0, (0.003, 0.08))
+    slopes, bends = (0.0 if shared is None else shared) + rng.normal(0.0, OF_ARM)
+    middle = (len(multiples) - 1) / 2
     for i, multiple in enumerate(multiples):
-        wrong, x = math.log2(multiple), math.log(2.5) * i
+        wrong = math.log2(multiple)
         high, low = max(0.0, wrong), min(0.0, wrong)
-        loss = 1.5 - 0.06 * i + bend * i**2 + (0.035 if wrong < 0 else 0.008) * wrong**2
-        fall, stream = 0.25 - 0.04 * wrong + slopes[0] * x, 1.0 + 2.8 * high + 0.4 * low + slopes[1] * x
-        numbers = np.array([loss, fall, 0.5 - 0.2 * i + 0.5 * high**2, stream if streams else math.nan])
-        a, b, c, d = (numbers + [0.004, 0.006, 0.05, 0.15] * rng.standard_normal(4)).tolist()
+        loss = 1.5 - 0.06 * i + bend * i**2 + 0.035 * low**2 + 0.008 * high**2
+        stream = 1.0 + 0.35 * high + 0.4 * low if streams else math.nan
+        numbers = np.array([loss, 0.25 - 0.04 * wrong, 0.5 - 0.2 * i + 0.5 * high**2, stream])
+        numbers += slopes * math.log(2.5) * (i - middle) + bends * (i / middle - 1) ** 2
+        a, b, c, d = (numbers + [0.0035, 0.0045, 0.05, 0.05] * rng.standard_normal(4)).tolist()
         place = (f"{name}{i}", name, name, i + 2, 0, 1e10 * 2.5**i, 1000, multiple, f"{name} {i}")
         found.append(RunTrace(*place, a, b, c, d, 0, None))
     return found
@@ -58,7 +64,7 @@ def share(
     """How often an error of a ladder is found at a depth (None: anywhere), with the right check."""
     rng, hits, draws = np.random.default_rng(0), 0, 50
     for _ in range(draws):
-        kind: dict[str, Any] = {"streams": streams, "common": rng.normal(0.0, (0.008, 0.15))}
+        kind: dict[str, Any] = {"streams": streams, "shared": rng.normal(0.0, SHARED)}
         other = ladder(rng, [1.0] * len(multiples), "other", **kind) if beside else []
         own = ladder(rng, multiples, **kind) + other
         found = [one for one in find_mistuned(own) if one.ladder == "arm"]
@@ -104,11 +110,12 @@ def test_a_drift_is_told_with_the_check_of_the_top_rung() -> None:
 
 def test_a_bend_that_all_ladders_have_is_no_error() -> None:
     rng, alarms = np.random.default_rng(1), 0
-    for _ in range(100):
-        alarms += bool(find_mistuned([
+    for _ in range(50):
+        found = find_mistuned([
             *ladder(rng, [1.0] * 7, "a", bend=0.003), *ladder(rng, [1.0] * 7, "b", bend=0.003)
-        ]))  # fmt: skip
-    assert alarms <= 5
+        ])  # fmt: skip
+        alarms += len({one.ladder for one in found})
+    assert alarms <= 5  # of 100 ladders
 
 
 def write_run(
