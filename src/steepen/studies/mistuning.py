@@ -375,7 +375,7 @@ class _TunedLadder:
             for shape, size in shapes:
                 covariance += size**2 * np.outer(shape, shape)
             own = self.known[:, k]
-            self.weights.append(np.linalg.inv(covariance[np.ix_(own, own)]))
+            self.weights.append(np.asarray(np.linalg.inv(covariance[np.ix_(own, own)]), float))
 
     def p_value(self, error: _Error) -> float:
         """One-sided, of no such error: how far the numbers are along its response, in standard deviations."""
