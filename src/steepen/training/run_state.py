@@ -8,7 +8,6 @@ larger network.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -133,8 +132,11 @@ class StateLoader:
             self.print_message(f"starting from {position}, which run {before.run} has trained.")
             logs = (other.metrics_file, run.metrics_file), (other.samples_file, run.samples_file)
             for source, target in logs if self.world.is_main else ():
-                with contextlib.suppress(OSError):  # curves then begin here
-                    write_atomically(target, read_file(source))
+                try:
+                    content = read_file(source)
+                except OSError:  # curves then begin here
+                    continue
+                write_atomically(target, content)
             # Time spent on the trunk is the other run's; losses and validations are this one's too.
             begun = TrainingProgress(
                 self.spec.hash, before.step, before.passes, scores=before.scores,
