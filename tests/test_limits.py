@@ -17,7 +17,6 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from run_fixtures import make_spec
-from steepen.data.prepare import PrepareRequest
 from steepen.errors import UsageError
 from steepen.model.arm import AllocationRule
 from steepen.model.arms import find_arm
@@ -27,6 +26,7 @@ from steepen.model.stages import Stage
 from steepen.recipe.paper_tables import PAPER
 from steepen.recipe.recipe_choice import RecipeFile, choose_recipes, write_recipe
 from steepen.requests.app import all_commands, main
+from steepen.requests.data import Prepare
 from steepen.requests.registry import VERBS
 from steepen.requests.request import Argument, Request, fields_of
 from steepen.runs.spec import RunSpec
@@ -137,10 +137,10 @@ def test_absurd_products_of_sizes_are_rejected() -> None:
         RunSpec.from_dict(value)
 
 
-@pytest.mark.parametrize("options", [{"tokenizer": "bpe:999999999"}, {"shard_tokens": 1}])
-def test_absurd_preparation_is_rejected(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{"tokenizer": "bpe:999999999"}, {"shard_tokens": 1}, {"val_tokens": -1}])
+def test_absurd_preparation_is_rejected(options: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UsageError):
-        PrepareRequest(("tiny",), **options)
+        Prepare(("tiny",), out=tmp_path / "data", **options).run()
 
 
 @pytest.mark.parametrize(
