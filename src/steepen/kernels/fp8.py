@@ -117,6 +117,7 @@ def store_rows_fp8(x, fp8_ptr, scale_ptr, row, rows, offset, mask, FP8_MAX: tl.c
     tl.store(target, (x * multiplier[:, None]).to(fp8_ptr.dtype.element_ty), mask=mask)
 
 
+# A program holds whole rows, so that the amax of a row and its fp8 values come from one read of it.
 @triton.jit
 def _quantize_rows_kernel(
     x_ptr, fp8_ptr, scale_ptr, rows, width, FP8_MAX: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
@@ -193,6 +194,8 @@ def _weight_amax_kernel(weight_ptr, amax_ptr, rows, columns, TILE: tl.constexpr)
     tl.atomic_max(amax_ptr + rows + column, column_amax, mask=column < columns, sem="relaxed")
 
 
+# After `_weight_amax_kernel` both scales of every element are known, so one read of a tile writes the weight
+# and its transpose, each contiguously. dgrad contracts over the weight's rows and needs the transpose.
 @triton.jit
 def _quantize_weight_kernel(
     weight_ptr, amax_ptr, fp8_ptr, scale_ptr, transposed_ptr, transposed_scale_ptr, rows, columns,

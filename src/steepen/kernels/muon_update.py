@@ -144,6 +144,7 @@ def _update_momentum_kernel(
         tl.store(squares_ptr + part * rows + line, squares, mask=line < rows)
 
 
+# Muon's variance reduction: a factor for each row or column, of a whole stack of matrices in one launch.
 @triton.jit
 def _scale_matrices_kernel(
     x_ptr, factor_ptr, rows, columns, BY_ROW: tl.constexpr, TILE: tl.constexpr, WIDE_TILE: tl.constexpr
@@ -216,6 +217,7 @@ def _sum_squares_kernel(x_ptr, squares_ptr, size, PROGRAMS: tl.constexpr, BLOCK:
     tl.store(squares_ptr + matrix * PROGRAMS + part, tl.sum(total))
 
 
+# Every program adds the same partial sums of its matrix again: that is cheaper than a kernel between the two.
 @triton.jit
 def _frobenius_normalize_kernel(
     x_ptr, squares_ptr, out_ptr, size, factor, eps, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr

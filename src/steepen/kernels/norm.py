@@ -290,6 +290,8 @@ def norm_inject_backward_reference(d: Tensor, h: Tensor, rstd: Tensor, alpha: fl
     return rms_norm_backward_reference(d, n, rstd), (alpha * at_least_fp32(d)).to(d.dtype)
 
 
+# The boundary operator, RMSNorm(h) + α·e, in one read of h and e; with two kernels the normed stream would be
+# written and read once more.
 @triton.jit
 def _norm_inject_kernel(h_ptr, e_ptr, out_ptr, rstd_ptr, width, alpha, eps, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
@@ -302,6 +304,7 @@ def _norm_inject_kernel(h_ptr, e_ptr, out_ptr, rstd_ptr, width, alpha, eps, BLOC
     tl.store(out_ptr + row * width + column, (h * rstd + alpha * e).to(out_ptr.dtype.element_ty), mask=mask)
 
 
+# The normed h is computed again from h and rstd instead of being kept.
 @triton.jit
 def _norm_inject_backward_kernel(d_ptr, h_ptr, rstd_ptr, dh_ptr, de_ptr, width, alpha, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
@@ -353,6 +356,7 @@ def embed_norm_backward_reference_(grad: Tensor, tokens: Tensor, dn: Tensor, n: 
     grad.index_add_(0, tokens, rms_norm_backward_reference(dn, n, rstd).to(grad.dtype))
 
 
+# Lookup and norm together: rows are read where they lie in the table, and only normed ones are written.
 @triton.jit
 def _embed_norm_kernel(token_ptr, table_ptr, n_ptr, rstd_ptr, width, eps, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)

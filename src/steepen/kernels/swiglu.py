@@ -132,6 +132,7 @@ def swiglu_backward_triton_(gate_up: Tensor, dh: Tensor, h: Tensor | None = None
 FP8_MIN_ELEMENTS = 4096
 
 
+# The activation is rounded to bf16 before its fp8 scale is found, as the backward computes it again (below).
 @triton.jit
 def _swiglu_fp8_kernel(
     x_ptr, fp8_ptr, scale_ptr, rows, hidden, FP8_MAX: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
@@ -147,6 +148,7 @@ def _swiglu_fp8_kernel(
     store_rows_fp8(h, fp8_ptr, scale_ptr, row, rows, offset, mask, FP8_MAX)
 
 
+# One read of gate and up gives both gradients and, for wgrad, the activation, of which nothing was kept.
 @triton.jit
 def _swiglu_backward_fp8_kernel(
     x_ptr, d_ptr, fp8_ptr, scale_ptr, h_ptr, h_scale_ptr, rows, hidden,
