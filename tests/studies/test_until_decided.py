@@ -73,6 +73,15 @@ def test_the_budget_is_kept(paper: StudyContext, budget: str) -> None:
         assert len(driven.batches) == 1
 
 
+def test_a_ladder_that_costs_less_than_its_first_batch_is_rejected_before_any_run(
+    paper: StudyContext,
+) -> None:
+    short: dict[str, Any] = {"rungs": (6, 8, 10, 12), "seeds": (0,), "until": "decided"}
+    with pytest.raises(UsageError, match="times the whole ladder"):
+        ladder_batch(paper, **short)
+    assert ladder_batch(paper, **short, budget="1e22")
+
+
 class Formulas:
     """A launcher whose runs have losses by a formula; stops after a number of runs."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from steepen.errors import UsageError
 from steepen.launch.cost_estimate import Budget
 from steepen.laws.next_runs import MAX_SEEDS, Offer
 from steepen.laws.stopping import Look, Stopping, StoppingRule
@@ -110,6 +111,14 @@ def run_until_decided(
     fixed = len(seeds) * sum(one.expected_flops(context, depth) for one in ladders for depth in one.depths)
     if limit.seconds is None and limit.flops is None:
         rule = replace(rule, budget=fixed)
+        lowest = [(one, depth) for one in ladders for depth in sorted(one.depths)[:START_RUNGS]]
+        first = START_SEEDS * sum(one.expected_flops(context, depth) for one, depth in lowest)
+        if first > 1.001 * fixed:
+            raise UsageError(
+                f"the first batch of a ladder that runs `until` decided, {START_RUNGS} rungs with "
+                f"{START_SEEDS} seeds each, costs {first / fixed:.1f} times the whole ladder; give more "
+                "`rungs` or `seeds`, or a `budget`."
+            )
     runs = _Runs(context, ladders, seeds, limit, {one.label: {} for one in ladders})
     # Raises if the data are too few for the largest run that may be asked for.
     every = [one.run(context, depth) for one in ladders for depth in one.depths]
