@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from steepen.errors import UsageError
 from steepen.laws.downstream_table import Chain, forecast_table, resample_residuals
 from steepen.requests.app import main
 from steepen.tables.table import Table, table_from
@@ -45,6 +46,21 @@ def test_chain_recovers_its_own_truth_beyond_the_data(chain: Chain) -> None:
     assert [one.accuracy for one in found.targets] == pytest.approx(truth, abs=2e-3)
     assert [one.arm for one in found.hold_out] == ["vanilla", "grow"]
     assert all(abs(one.error or 0) < 1e-3 for one in found.hold_out)
+
+
+@pytest.mark.parametrize("error", [False, True])
+def test_a_task_may_be_solved_or_failed_entirely_but_scores_are_fractions(error: bool) -> None:
+    name = "error" if error else "accuracy"
+    plain = table("olmo", error=error)
+
+    def with_first(score: float) -> Table:
+        columns = {key: list(cells) for key, cells in plain.columns.items()}
+        columns[name][0] = score
+        return table_from(columns)
+
+    assert forecast_table(with_first(1.0), "direct").hold_out
+    with pytest.raises(UsageError, match="fractions, not percent"):
+        forecast_table(with_first(1.01), "direct")
 
 
 def test_rows_of_one_run_are_resampled_together() -> None:
