@@ -10,6 +10,7 @@ Worker processes of a study are forked too (`ForkedWorker`), where they would ot
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import io
@@ -54,6 +55,10 @@ def become(
     """Run one command in this forked process, as a process of its own would."""
     _redirect(os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
     os.environ.update(environment)
+    # The parent may have other handlers: torch's agent leaves its own behind.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     code = 70
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -69,11 +74,20 @@ def become(
 
 
 def _redirect(stdin: int, stdout: int, stderr: int | None = None) -> None:
-    """Make these the standard streams, and close every other descriptor, as exec would."""
+    """Make these the standard streams, and let go of every other file, as exec would.
+
+    The other descriptors become those of /dev/null. Were they closed, files opened later would have their
+    numbers, and the end of an object of the parent that owns such a number would close one of those.
+    """
     os.dup2(stdin, 0)
     os.dup2(stdout, 1)
     os.dup2(stdout if stderr is None else stderr, 2)
-    os.closerange(3, 1024)
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in [int(path.name) for path in Path("/dev/fd").iterdir()]:
+        if number > 2:
+            with contextlib.suppress(OSError):  # that of the listing itself
+                os.fstat(number)
+                os.dup2(null, number, inheritable=False)
     sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")  # pyright: ignore[reportArgumentType]
     for number, name in ((1, "stdout"), (2, "stderr")):
         raw = io.FileIO(number, "w", closefd=False)
