@@ -15,7 +15,7 @@ from scipy import optimize, stats
 from steepen.errors import SteepenError, UsageError
 from steepen.laws.analysis import AnalysisRequest, analyse, fit_compute
 from steepen.laws.fits.compute_law import fit_irreducible_loss
-from steepen.laws.ladder import Ladder, make_ladder, read_ladders
+from steepen.laws.ladder import Ladder, _link_rungs, make_ladder, read_ladders
 from steepen.laws.power import LadderPlan, simulate_power
 from steepen.laws.verdict.holdout import split_hold_outs
 from steepen.laws.verdict.multipliers import interpolated_multipliers
@@ -325,6 +325,10 @@ def test_shared_irreducible_loss_is_not_tested_where_rungs_share_runs() -> None:
     shared = own | {"grow": replace(own["grow"], clusters=tuple("aabcdefg"))}
     found = analyse(shared, request)
     assert found.p_shared_irreducible_loss is None
+
+
+def test_rungs_that_share_a_training_run_directly_or_not_have_one_name() -> None:
+    assert _link_rungs([["c"], ["a", "b"], ["b", "d"], ["d"]]) == ("c", "a", "a", "a")
 
 
 def test_loss_at_or_below_the_fitted_e_is_named_by_its_row() -> None:
