@@ -154,7 +154,7 @@ def test_bytes_of_an_unfinished_character_wait_for_the_rest(
 def test_custom_blocks_without_a_cache_argument_are_computed_without_one(
     make_network: Callable[..., Network], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "plain_block.py").write_text(
+    (tmp_path / "uncached_block.py").write_text(
         "from steepen.model.block import TransformerBlock\n"
         "class PlainBlock(TransformerBlock):\n"
         "    def forward(self, x, rotary):\n"
@@ -162,7 +162,7 @@ def test_custom_blocks_without_a_cache_argument_are_computed_without_one(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     with_cache = make_network("loop-2", dtype=torch.float64)
-    arm = replace(with_cache.arm, block="plain_block:PlainBlock")
+    arm = replace(with_cache.arm, block="uncached_block:PlainBlock")
     network = make_network(arm, dtype=torch.float64)
     network.load_state_dict(with_cache.state_dict())
     assert supports_cache(with_cache) and not supports_cache(network)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Index = NDArray[np.intp]
-Columns = TypeVar("Columns", bound="DataclassInstance")
+Columns = TypeVar("Columns")  # a dataclass
 
 
 def take_rows(columns: Columns, which: Mask | Index) -> Columns:
@@ -32,4 +29,5 @@ def take_rows(columns: Columns, which: Mask | Index) -> Columns:
             return take_rows(value, which)
         return value
 
-    return replace(columns, **{one.name: taken(getattr(columns, one.name)) for one in fields(columns)})
+    known: Any = columns  # Python has no public type of dataclasses
+    return replace(known, **{one.name: taken(getattr(known, one.name)) for one in fields(known)})
