@@ -351,6 +351,10 @@ def test_memory_does_not_grow_with_the_corpus(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"val_tokens": -1}, "val_tokens is -1"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"shard_tokens": 0}, "shard_tokens is 0"),
+        ({"source": ()}, "no source given"),
         ({"tokenizer": "gpt5"}, "unknown tokenizer 'gpt5'"),
         ({"dtype": "int8"}, "unknown dtype 'int8'"),
         ({"dtype": "uint16", "tokenizer": "bpe:100000"}, "100,000 ids does not fit uint16; use uint32"),
@@ -358,7 +362,7 @@ def test_memory_does_not_grow_with_the_corpus(
 )
 def test_invalid_request_is_rejected_at_construction(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        PrepareRequest(("nowhere",), **options)
+        PrepareRequest(**{"source": ("nowhere",), **options})
 
 
 def test_uint32_ids_work_like_uint16(tmp_path: Path, corpus: Path, dataset: Dataset) -> None:

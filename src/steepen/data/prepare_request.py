@@ -48,6 +48,20 @@ class PrepareRequest:
         # Of other tokenizers the size is known only when they are loaded.
         known = GPT2_SIZE if self.tokenizer == "gpt2" else 1
         choose_dtype(parse_tokenizer(self.tokenizer) or known, self.dtype)
+        # The command has checked these already; a request can also be made by itself (docs/data.md).
+        if not self.source and self.mix is None:
+            raise UsageError(
+                "no source given; name files, a glob, builtin, hf:OWNER/NAME, fineweb or a function."
+            )
+        for name, minimum in (
+            ("val_tokens", 0),
+            ("max_tokens", 1),
+            ("shard_tokens", 256),
+            ("dedup_tokens", 0),
+        ):
+            value = getattr(self, name)
+            if value is not None and value < minimum:
+                raise UsageError(f"{name} is {value}; it must be {minimum} or more.")
         if self.dedup_tokens is not None and not self.val_source:
             raise UsageError("dedup_tokens compares with the documents of a val_source; name one.")
         if self.mix is not None and (self.source or self.val_source):
