@@ -230,7 +230,7 @@ class Paper(Request[PaperResult]):
 
         studies = PaperStudies()
         if self.kind == "claim":
-            named = {claim.name for claim in claims()}
+            named = dict.fromkeys(claim.name for claim in claims())
             if self.name is not None and self.name not in named:
                 near = nearest(self.name, named)
                 raise UsageError(f"the paper has no claim {self.name!r}; the nearest are {near}.")
