@@ -55,6 +55,7 @@ if TYPE_CHECKING:  # what `__getattr__` loads, for editors and type checkers
     from steepen.results.runs import open_runs as open_runs
     from steepen.results.study import open_study as open_study
 
+    report: Any  # a package, which can be called
     __version__: str
 
 # The module of each name of the API, in the order of the docstring.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -58,6 +59,21 @@ def test_import_loads_neither_numpy_nor_torch_and_lists_its_names() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
     documented = [name for name in steepen.__all__ if getattr(steepen, name).__doc__]
     assert documented == steepen.__all__
+
+
+def test_every_name_that_is_loaded_lazily_is_declared_for_editors() -> None:
+    tree = ast.parse(Path(steepen.__file__).read_text(encoding="utf-8"))
+    block = next(one for one in tree.body if isinstance(one, ast.If) and "TYPE_CHECKING" in ast.unparse(one))
+    declared: dict[str, str | None] = {}  # names with their modules
+    for statement in block.body:
+        if isinstance(statement, ast.ImportFrom):
+            # Only a name that is imported as itself is part of a typed package.
+            declared |= {one.name: statement.module for one in statement.names if one.asname == one.name}
+        elif isinstance(statement, ast.AnnAssign):
+            declared[ast.unparse(statement.target)] = None
+    assert declared.keys() == {*steepen.__all__, "__version__"}
+    for name, module in declared.items():
+        assert module is None or module == f"steepen.{steepen.MODULES[name]}"
 
 
 def test_report_is_a_package_and_a_function() -> None:
