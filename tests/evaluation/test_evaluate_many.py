@@ -68,6 +68,19 @@ def test_store_is_evaluated_once_and_failures_do_not_stop_it(
     assert record is not None and {"validation", "kl_depth"} <= set(record.evaluation)
 
 
+def test_run_that_cannot_be_written_does_not_stop_the_others(
+    many: Path, dataset: Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(many / "a" / "evaluation", ignore_errors=True)
+    (many / "a" / "evaluation").write_text("")  # which not even root can write into
+    found, said = evaluated(capsys, 0, many / "a", many / "b", "--data", dataset.directory)
+    assert (found["evaluated"], found["failed"]) == (2, 0)
+    assert (
+        f"nothing could be saved in {many / 'a' / 'evaluation'} (" in said
+        and "2/2 untied-grow d3 (b)" in said
+    )
+
+
 def test_figures_of_many_runs_and_unknown_launchers_are_rejected(
     many: Path, dataset: Dataset, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -128,8 +128,13 @@ def evaluate_many(
             _report(f"{name}: failed: {measured}")
         else:
             found.evaluated.append(measured)
-            write_json(_done_file(one.checkpoint), sorted({*_done(one.checkpoint), one.key}))
             _report(f"{name}: {_words(measured.scores)}")
+            done_file = _done_file(one.checkpoint)
+            try:
+                write_json(done_file, sorted({*_done(one.checkpoint), one.key}))
+            except OSError as error:
+                why = f"nothing could be saved in {done_file.parent} ({error.strerror})"
+                _report(f"{why}: the run will be evaluated again.")
         spent, left = spent + one.cost, left - one.cost
         if done < len(waiting):
             seconds = (time.monotonic() - begun) * max(0.0, left) / spent
