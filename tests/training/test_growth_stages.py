@@ -19,10 +19,11 @@ from steepen.distributed.world import World
 from steepen.evaluation.load import load
 from steepen.optim.config import OptimizerConfig
 from steepen.optim.optimizer import Optimizer
-from steepen.runs.spec import RunSpec, expected_flops
+from steepen.runs.spec import RunSpec, code_digest, expected_flops
 from steepen.runs.store import RunStore, read_metrics
 from steepen.runs.trunk import share
 from steepen.training.run import train
+from steepen.training.run_state import StateLoader
 from steepen.training.train_options import TrainOptions
 from training_fixtures import QUIET, assert_same_result
 
@@ -77,6 +78,40 @@ def test_a_run_killed_across_every_stage_ends_with_the_same_weights(
                 train(spec, tiny_data, broken, QUIET)
     train(spec, tiny_data, broken, QUIET)
     assert_same_result(whole_run(spec), broken, spec)
+
+
+class LearntMix(torch.nn.Module):
+    """A custom boundary that learns how much of e it adds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.share = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, h: Tensor, e: Tensor, alpha: float, norm: Callable[[Tensor], Tensor]) -> Tensor:
+        return norm(h) + self.share * e
+
+
+MIX = LearntMix()
+
+
+def test_a_parameter_of_a_custom_boundary_is_kept_when_a_run_grows(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = make_spec("untied-grow")
+    mine = replace(plain.arm, name="mine", core_boundary=f"{__name__}:MIX")
+    spec = replace(plain, arm=mine, code=code_digest(mine))
+    shares: list[tuple[float, float]] = []
+
+    def grow(self: StateLoader, *words: Any, original: Any = StateLoader.grow) -> Any:
+        before = MIX.share.item()
+        network, optimizer = original(self, *words)
+        shares.append((before, network.get_parameter("core_boundary.share").item()))
+        return network, optimizer
+
+    monkeypatch.setattr(StateLoader, "grow", grow)
+    train(spec, tiny_data, RunStore(tmp_path), QUIET)
+    ((before, after),) = shares
+    assert before == after
 
 
 @pytest.mark.parametrize("case", GROWTH)

@@ -63,10 +63,11 @@ class Growth:
     def origin(self, name: str) -> Origin:
         """Where a parameter of the grown network comes from."""
         parts = name.split(".")
-        if len(parts) == 1:  # embedding and head
-            return Origin(name, kept=not self.widens)
         prefix = 3 if parts[0] == "cores" else 2
-        block, kept = self._blocks[".".join(parts[:prefix])]
+        path = ".".join(parts[:prefix])
+        if path not in self._blocks:  # embedding, head and the parameters of a custom boundary
+            return Origin(name, kept=not self.widens)
+        block, kept = self._blocks[path]
         changed = parts[-1] in self._experts.changed
         leaf = self._experts.changed[parts[-1]] if changed else parts[-1]
         source = None if block is None or leaf is None else ".".join([block, *parts[prefix:-1], leaf])
