@@ -60,6 +60,13 @@ def test_run_directory_has_its_tokenizer(trained: Path, dataset: Dataset, tmp_pa
             load(copy, device="cpu")
 
 
+def test_tokenizer_with_more_ids_than_the_network_is_rejected(trained: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(trained, tmp_path / trained.name))
+    write_run_tokenizer(Tokenizer.gpt2(), copy / "tokenizer.json")  # copied from another run
+    with pytest.raises(SteepenError, match="50,257 ids and the run's network a vocabulary of 384"):
+        load(copy, device="cpu")
+
+
 def test_gpt2_tokenizer_is_kept_by_name(tmp_path: Path) -> None:
     gpt2 = Tokenizer.gpt2()
     assert gpt2.identity == GPT2_IDENTITY

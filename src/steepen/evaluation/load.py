@@ -92,13 +92,14 @@ def load(
         raise UsageError(f"`precision` = {precision!r} is not valid: use auto, fp32 or bf16.")
     place = find_device(device) if isinstance(device, str) else device
     directory = RunDirectory(checkpoint.run)
-    return LoadedRun(
-        checkpoint,
-        load_network(checkpoint, place, precision),
-        precision,
-        load_run_tokenizer(directory.tokenizer_file),
-        directory.record(),
-    )
+    tokenizer = load_run_tokenizer(directory.tokenizer_file)
+    if tokenizer.size > spec.shape.vocabulary:  # a copy from another run
+        raise SteepenError(
+            f"{directory.tokenizer_file} has {tokenizer.size:,} ids and the run's network a vocabulary of "
+            f"{spec.shape.vocabulary:,}: it is not the tokenizer that the run was trained with."
+        )
+    network = load_network(checkpoint, place, precision)
+    return LoadedRun(checkpoint, network, precision, tokenizer, directory.record())
 
 
 def find_checkpoint(path: str | Path) -> RunCheckpoint:
