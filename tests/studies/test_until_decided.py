@@ -49,6 +49,15 @@ def test_it_stops_early_and_says_so(paper: StudyContext) -> None:
     assert len({spec.hash for spec in driven.specs}) == len(driven.specs), "no run is asked for twice"
 
 
+def test_what_hangs_on_e_is_asked_at_a_level_that_accounts_for_the_looks(paper: StudyContext) -> None:
+    """The runs alone, at the level of one test, would say *worse*."""
+    options: dict[str, Any] = {"until": "decided", "effect": 1.02, "budget": "2e20"}
+    answer = Formula(loss(0.004, 8e-3)).answer(ladder(paper, arms=ARMS, **options))
+    assert answer.verdicts[0].verdict.better == "not resolved"
+    words = [one["answers"]["deep-vanilla"] for one in answer.values["flops"]["e_sweep"]]
+    assert words == ["not resolved; undecided"] * len(words) and words
+
+
 def test_a_fixed_ladder_stays_the_default(paper: StudyContext) -> None:
     driven = Formula(loss(0.01))
     answer = driven.answer(ladder(paper, arms=ARMS))

@@ -15,6 +15,7 @@ from steepen.laws.analysis import LadderAnalysis
 from steepen.laws.next_runs import Question
 from steepen.laws.stopping import Stopping, StoppingRule
 from steepen.laws.verdict.evidence import Verdict
+from steepen.laws.verdict.judge import TableJudge
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.runs.record import RunRecord
@@ -181,12 +182,22 @@ def _method(
 
 
 def _at_levels(analysis: LadderAnalysis, stopping: Stopping) -> LadderAnalysis:
-    """The analysis with every arm judged at the level of the look that closed it."""
-    judge, found = analysis.judge, dict[str, Verdict]()
-    for name in analysis.verdicts:
-        settings = replace(judge.settings, level=stopping.level(name), adjust=False)
-        [found[name]] = replace(judge, settings=settings).judge([(judge.settings.reference, name)])
-    return replace(analysis, verdicts=found)
+    """The analysis with every arm judged at the level of the look that closed it.
+
+    What else is asked of the fit, such as what hangs on E, is asked at the strictest of these levels.
+    """
+    reference, levels = analysis.request.reference, {name: stopping.level(name) for name in analysis.verdicts}
+
+    def judge_at(level: float) -> TableJudge:
+        settings = replace(analysis.judge.settings, level=level, adjust=False)
+        return replace(analysis.judge, settings=settings)
+
+    found: dict[str, Verdict] = {}
+    for name, level in levels.items():
+        [found[name]] = judge_at(level).judge([(reference, name)])
+    return replace(
+        analysis, verdicts=found, judge=judge_at(min(levels.values())) if levels else analysis.judge
+    )
 
 
 def _add_times(
