@@ -98,6 +98,19 @@ def test_runs_whose_residual_stream_was_not_written_are_judged_by_the_rest(besid
         assert share(multiples, 5, factor, beside, streams=False) >= 0.8
 
 
+def test_sizes_at_one_compute_are_no_ladder() -> None:
+    """Their losses have a minimum, and their other numbers follow the size: no errors of the rate."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        own = ladder(rng, [1.0] * 6)
+        at_once = [
+            replace(one, flops=1e12 * (1 + 0.01 * rng.random()), loss=1.2 + 0.01 * (i - 2.5) ** 2)
+            for i, one in enumerate(own)
+        ]
+        assert find_mistuned(at_once) == ()
+        assert find_mistuned(replace(one, flops=1e12) for one in own) == ()
+
+
 def test_a_drift_is_told_with_the_check_of_the_top_rung() -> None:
     rng = np.random.default_rng(4)
     up = [2 ** (i / 3 - 1) for i in range(7)]

@@ -30,6 +30,7 @@ Numbers = tuple[float, float, float, float]  # log loss, fall, log gradient rati
 
 LEVEL = 0.05  # of a false alarm among the rungs of a ladder
 MIN_RUNGS, MIN_STEPS = 4, 20
+MIN_SPAN = 2.0  # of a ladder's compute: sizes at one compute have a best one, not a smooth curve
 MIN_STREAM_STEPS = 64  # in fewer the stream explodes at the best rate (45 steps of `tiny` d2)
 FEW_STEPS = 300  # with so many the variance of a stream is twice that of a long run's
 
@@ -214,7 +215,7 @@ def find_mistuned(traces: Iterable[RunTrace]) -> tuple[Mistuning, ...]:
         x, numbers, tops = rungs[name]
         # Several runs of a depth and seed are a sweep, whose runs differ for other reasons.
         alone = len({(trace.depth, trace.seed) for trace in own}) == len(own)
-        if len(x) >= MIN_RUNGS and alone:
+        if len(x) >= MIN_RUNGS and alone and x[-1] - x[0] >= math.log(MIN_SPAN):
             others = [(rungs[other][0], rungs[other][1]) for other in rungs if other != name]
             others = _alike(x, others)
             left = numbers - _expected(x, others) if others else numbers
