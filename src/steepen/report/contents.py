@@ -81,7 +81,10 @@ def _mistuned_table(study: LoadedStudy) -> list[Table]:
     """The runs that look mistuned, if there are any."""
     found = () if study.runs_directory is None else mistuned_runs(study.runs_directory, study.records)
     rows = tuple((one.ladder, one.depth, one.reason, one.check, one.run) for one in found)
-    caption = "By their loss curves and gradient norms, beside the other rungs and ladders of the study."
+    caption = (
+        "By their loss curves, gradient norms and residual streams, beside the other rungs and ladders of"
+        " the study."
+    )
     columns = ("arm", "depth", "what was seen", "what would tell", "run")
     return [Table("Is a rung mistuned?", columns, rows, caption, arm_column=0)] if rows else []
 
