@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -228,3 +229,12 @@ def test_tokens_of_cuda_graphs_equal_uncached_tokens(
     network.reset_rotary()
     found = [each.tokens for each in continue_tokens(network, PROMPTS, 400, sampling)]  # two graphs
     assert found == [each.tokens for each in continue_tokens(network, PROMPTS, 400, sampling, cache=False)]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"temperature": -1.0}, {"temperature": math.nan}, {"top_p": 0.0}, {"top_p": math.nan}, {"seed": -1}],
+)
+def test_sampling_that_cannot_be_done_is_rejected(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"`{next(iter(wrong))}` = .* is not valid"):
+        Sampling(**wrong)

@@ -8,6 +8,7 @@ picks its token.
 from __future__ import annotations
 
 import codecs
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,15 @@ class Sampling:
     temperature: float = 0.8
     top_p: float = 0.95
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        # `generate` has checked these already; `continue_tokens` is also called by itself (docs/export.md).
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise UsageError(f"`temperature` = {self.temperature} is not valid: give 0 (greedy) or more.")
+        if not 0 < self.top_p <= 1:
+            raise UsageError(f"`top_p` = {self.top_p} is not valid: give a probability in (0, 1].")
+        if self.seed < 0:
+            raise UsageError(f"`seed` = {self.seed} is not valid: give a whole number from 0.")
 
     @property
     def greedy(self) -> bool:
