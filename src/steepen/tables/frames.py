@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 import math
@@ -42,8 +43,9 @@ def _arrow(data: Any) -> Any:
     if hasattr(data, "__arrow_c_stream__"):
         import pyarrow as pa
 
-        return pa.table(data)
-    if hasattr(data, "__dataframe__"):
+        with contextlib.suppress(pa.ArrowInvalid):  # of a single column, as a pandas Series is
+            return pa.table(data)
+    elif hasattr(data, "__dataframe__"):
         return importlib.import_module("pyarrow.interchange").from_dataframe(data)
     raise UsageError(f"a {type(data).__name__} is not a table of runs; give {ACCEPTED}.")
 
