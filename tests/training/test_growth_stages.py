@@ -152,6 +152,25 @@ def test_two_ranks_grow_as_one(make_spec: MakeSpec, tiny_data: Dataset, tmp_path
             assert found[shard] == pytest.approx(found["one"], abs=1e-6), (spec.arm.name, shard)
 
 
+def test_fully_sharded_ranks_with_unequal_validation_grow_as_one(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
+) -> None:
+    """Three windows for two ranks: the rank with one takes part in all forwards, with the passes of each."""
+    spec = make_spec("untied-grow", steps=4, validation_tokens=96)
+    options = TrainOptions(device="cpu", quiet=True, micro_batch=1, fused=False, shard="full")
+    train_all(World(), [spec], tiny_data, tmp_path / "one", options)
+    on_ranks(2, train_all, [spec], tiny_data, tmp_path / "full", options)
+    one, full = (
+        [
+            (line["growth_loss_before"], line["growth_loss_after"])
+            for line in read_metrics(RunStore(tmp_path / name).run(spec).metrics_file)
+            if "growth_loss_after" in line
+        ]
+        for name in ("one", "full")
+    )
+    assert len(one) == 1 and full[0] == pytest.approx(one[0], abs=1e-6)
+
+
 @pytest.mark.parametrize("case", GROWTH)
 def test_the_flops_of_a_plan_are_those_of_the_gemms_that_are_executed(
     case: str, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -298,7 +298,7 @@ class Trainer:
         """
         section = next(iter(self.validation.sections.values()))
         few = section[0], min(section[1], section[0] + GROWTH_WINDOWS)
-        batches = self._validation_batches(few, may_stop=False)
+        batches = self._validation_batches(few, passes, may_stop=False)
         return mean_loss(self.network, batches, passes, sum_over_ranks=self.world.all_reduce_).loss
 
     def _eval_passes(self) -> int:
@@ -321,7 +321,7 @@ class Trainer:
         parts: list[MeanLoss] = []
         with watch_stream(self.network, passes) as residual_rms:
             for section in self.validation.sections.values():
-                batches, end = self._validation_batches(section), self.validation.end_of_text
+                batches, end = self._validation_batches(section, passes), self.validation.end_of_text
                 reduce = self.world.all_reduce_
                 parts.append(mean_loss(self.network, batches, passes, apart=end, sum_over_ranks=reduce))
         sections = self.validation.sections
@@ -355,9 +355,12 @@ class Trainer:
         self.samples.sample(self.step, self.network, self._eval_passes(), self.optimizer)
 
     def _validation_batches(
-        self, section: tuple[int, int], *, may_stop: bool = True
+        self, section: tuple[int, int], passes: int, *, may_stop: bool = True
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """This rank's batches of some windows; a single process obeys a stop signal between them."""
+        """This rank's batches of some windows for forwards of so many passes.
+
+        A single process obeys a stop signal between them.
+        """
         world, done = self.world, 0
         rows = -(-self.accumulator.micro_batch * self.network.shape.context // self.spec.shape.context)
         for inputs, targets in self.validation.batches(rows, world.rank, world.size, section):
@@ -368,12 +371,13 @@ class Trainer:
             world.progress(self.step, "validation")
             done += 1
             yield self._rows(torch.from_numpy(inputs)), self._rows(torch.from_numpy(targets))
-        # With FSDP2 every forward is collective: a rank with fewer batches takes part in the others'.
+        # With FSDP2 every forward is collective: a rank with fewer batches takes part in the others', with as
+        # many passes, or they would wait for it in the cores that it does not gather.
         if self.optimizer.collective_forward:
             most = math.ceil(math.ceil((section[1] - section[0]) / world.size) / rows)
             ids = [self._rows(torch.from_numpy(x)).to(self.device) for x in self.validation.rows(0, 1)]
             for _ in range(most - done):
-                self.network(ids[0], ids[1], passes=self._eval_passes())
+                self.network(ids[0], ids[1], passes=passes)
 
     def _save(self, kind: str, *, wait: bool) -> None:
         self.log.pause()
