@@ -178,6 +178,17 @@ def test_spikes_and_unfinished_decays_are_told_with_their_check(
     assert status.to_dict()["mistuned"][0]["kind"] == found[0].kind
 
 
+def test_a_rate_that_is_to_stay_has_no_unfinished_decay(
+    spec: Spec, store: RunStore, trainer: ModuleType
+) -> None:
+    base = spec(steps=60)
+    constant = replace(base, hyperparameters=replace(base.hyperparameters, warmdown_fraction=0.0))
+    for one in (base, constant):
+        write_run(store, trainer, one, curve(60).tolist(), rate(60, 1.0))
+    (found,) = mistuned_runs(store.root, store.records())
+    assert (found.kind, found.run) == ("decay", base.hash)
+
+
 @pytest.mark.parametrize(("growth", "noise", "advice"), [(0.05, 1e-3, "settled"), (0.01, 0.02, "go on")])
 def test_next_lists_the_run_that_would_check_a_mistuned_rung(
     growth: float, noise: float, advice: str, spec: Spec, store: RunStore, trainer: ModuleType, tmp_path: Path

@@ -81,7 +81,7 @@ class RunTrace:
     fall: float  # log of the loss from a twentieth to a fifth of the run, over the validation loss
     gradient: float  # log of the gradient norm in the first fifth, over that of the last third
     stream: float  # log of the root mean square of the final residual stream; NaN where it is not known
-    last_rate: float  # of its peak
+    last_rate: float  # of its peak; 0 where the schedule has no decay that could be unfinished
     spike: tuple[int, float] | None  # step and log loss above its running median
 
     @property
@@ -164,6 +164,7 @@ def read_trace(run: RunDirectory, record: RunRecord, ladder: str = "") -> RunTra
     streams = list[float]()
     if record.validation_scores and spec.steps >= MIN_STREAM_STEPS:
         streams = [*record.validation_scores[-1].residual_rms.values()]
+    decays = spec.lr_schedule.name != "wsd" or spec.hyperparameters.warmdown_fraction > 0
     return RunTrace(
         run=record.run, ladder=ladder or spec.arm.name, arm=spec.arm.name, depth=spec.shape.depth,
         seed=spec.seed, flops=record.flops, steps=spec.steps, rate=spec.hyperparameters.learning_rate,
@@ -171,7 +172,7 @@ def read_trace(run: RunDirectory, record: RunRecord, ladder: str = "") -> RunTra
         loss=final, fall=float(log_loss[parts[0]].mean()) - final,
         gradient=float(np.median(norms[parts[0]]) - np.median(norms[parts[1]])),
         stream=math.log(streams[-1]) if streams and streams[-1] > 0 else math.nan,
-        last_rate=float(rate[-1] / rate.max()), spike=find_spike(log_loss, at),
+        last_rate=float(rate[-1] / rate.max()) if decays else 0.0, spike=find_spike(log_loss, at),
     )  # fmt: skip
 
 
