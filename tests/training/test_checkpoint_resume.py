@@ -33,6 +33,7 @@ from steepen.training import trainer as training_run
 from steepen.training.run import train
 from steepen.training.stopping import Interrupted
 from steepen.utils.json_io import with_checksum, write_json
+from steepen.utils.progress import ProgressDisplay
 from training_fixtures import QUIET, assert_same_result, metrics
 
 MakeSpec = Callable[..., RunSpec]
@@ -621,6 +622,36 @@ def test_full_or_broken_disk_is_reported_and_loses_only_steps_since_the_last_che
     assert not list(full.run(spec).checkpoints.glob(".*"))
     train(spec, tiny_data, full, QUIET)
     assert_same_result(whole_run(spec), full, spec)
+
+
+def test_a_checkpoint_for_which_memory_is_too_small_leaves_nothing(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, store, original = make_spec(), RunStore(tmp_path), checkpoints.save_file
+
+    def save_file(tensors: Any, path: Path) -> None:
+        original(tensors, path)
+        if "00000006" in str(path):
+            raise MemoryError
+
+    monkeypatch.setattr(checkpoints, "save_file", save_file)
+    with pytest.raises(SteepenError, match="out of memory"):
+        train(spec, tiny_data, store, QUIET)
+    assert [path.name for path in store.run(spec).checkpoints.iterdir()] == ["00000003"]
+
+
+def test_a_display_that_cannot_be_closed_is_no_failure_of_the_run(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def close(self: ProgressDisplay) -> None:
+        raise BrokenPipeError
+
+    spec, store = make_spec(steps=2), RunStore(tmp_path)
+    monkeypatch.setattr(ProgressDisplay, "close", close)
+    with pytest.raises(BrokenPipeError):
+        train(spec, tiny_data, store, QUIET)
+    assert store.record(spec) is not None
+    assert not store.run(spec).failure_file.exists()
 
 
 def test_a_checkpoint_that_is_being_replaced_is_never_lost(

@@ -313,9 +313,11 @@ def write_checkpoint(
         _on_all_ranks(make_directory, world)
         checksums |= dict(_on_all_ranks(write_tensors, world))
         _on_all_ranks(complete, world)
-    except _StageFailed as error:
-        if world.is_main:
+    except BaseException as error:
+        if world.is_main:  # whatever the error is: these files may be large
             shutil.rmtree(partial, ignore_errors=True)
+        if not isinstance(error, _StageFailed):
+            raise
         remedy = "free some disk space" if disk_full(str(error)) else "mend that"
         raise SteepenError(
             f"checkpoint {target} could not be written ({error}); {remedy} and run the same command again: "

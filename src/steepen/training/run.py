@@ -97,7 +97,7 @@ def _train(
                 write_run_tokenizer(dataset.tokenizer(), directory.tokenizer_file)
             directory.failure_file.unlink(missing_ok=True)
         display = ProgressDisplay(quiet=bool(options.quiet) or not world.is_main)
-        with _failure_kept(directory, world), contextlib.closing(display):
+        with contextlib.closing(display), _failure_kept(directory, world):
             return Trainer(spec, batches, validation, directory, options, display, world).run()
 
 
