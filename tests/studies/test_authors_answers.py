@@ -38,7 +38,7 @@ def test_best_core_share_varies_little_with_depth(reference_data: Find) -> None:
 def test_four_passes_are_the_lowest_growth_target_at_every_budget(reference_data: Find) -> None:
     table = rows(reference_data, "growth_targets")
     losses = {
-        (int(row["target_passes"]), row["mean_passes"]): float(row["val_loss"])
+        (int(row["target_passes"]), float(row["mean_passes"])): float(row["val_loss"])
         for row in table
         if float(row["mean_passes"]) < int(row["target_passes"])
     }
