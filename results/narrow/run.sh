@@ -57,7 +57,7 @@ step() {
         ;;
     depth) # KL effective depth of the ladder's two highest rungs
         for run in $(steepen runs --runs "$work/runs" --where 'depth > 6' --where status=finished --json |
-            python3 -c 'import json, sys; print(*(row["run"] for row in json.load(sys.stdin)))'); do
+            python3 -c 'import json, sys; print(*(row["run"] for row in json.load(sys.stdin)["runs"]))'); do
             steepen eval "$work/runs/$run" --data "$data" --kl-depth
         done
         ;;

@@ -157,6 +157,9 @@ def test_conditions_columns_and_sorting_by_any_field(
     assert [row["seed"] for row in listed(capsys, mixed, "--where", 'arm == "untied-grow"')] == [2]
     assert [row["seed"] for row in listed(capsys, mixed, "--where", "GLR > 0 and not loss")] == [3, 5]
     assert listed(capsys, mixed, "--where", "tokens / parameters > 1e9") == []
+    # `finished` is a field too, the time at which a run ended.
+    finished = listed(capsys, mixed, "--where", "status=finished")
+    assert finished and finished == listed(capsys, mixed, "--where", 'status == "finished"')
     assert {row["seed"] for row in listed(capsys, mixed, "--where", "status in ('failed', 'waiting')")} == {
         3,
         5,
