@@ -130,6 +130,15 @@ def test_chain_figure_has_one_place_for_each_hyperparameter(paper: StudyContext)
     assert [name for name in places["operator-1"] if name != "ALPHA"] == places["vanilla"]
     _, (drawn,) = draw_figure([first], ARM_TITLES)
     assert [label.get_text() for label in drawn.axes.get_xticklabels()] == list(first.x.names)
+    # A part that the preset's own chain leaves out has its place too, and the parts not asked for have none.
+    part = Formula(separable).answer(chain_tuning(shortened(paper), parts=["learning_rate"]))
+    assert [panel.x.names for panel in part.panels if panel.group == "The chain of sweeps"] == [("GLR",)]
+
+
+def shortened(context: StudyContext) -> StudyContext:
+    """The preset with a chain of one round that does not sweep the learning rate."""
+    chain = replace(context.preset.grids.chain, sweeps=("init_scale",), rounds=1)
+    return replace(context, preset=replace(context.preset, grids=replace(context.preset.grids, chain=chain)))
 
 
 def test_arms_without_injection_skip_the_injection_sweep(paper: StudyContext) -> None:

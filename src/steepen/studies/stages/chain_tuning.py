@@ -15,7 +15,7 @@ from steepen.studies.answer import Answer, Axis, Draft, Panel, Series, Study, Ta
 from steepen.studies.cells import Cell, Cells, Plan, Row, measure, run_concurrently, table
 from steepen.studies.context import Arms, StudyContext, find_arms, starting_arm
 from steepen.studies.plotting import line, points
-from steepen.studies.preset import ChainGrid
+from steepen.studies.preset import SWEEPS, ChainGrid
 from steepen.studies.registry import choose_parts
 from steepen.utils.rows import Rows
 
@@ -250,7 +250,7 @@ def chain_answer(context: StudyContext, chains: Sequence[Chain]) -> Answer:
     grid = context.preset.grids.chain
     draft = Draft(
         findings=[_sentence(chain, grid) for chain in chains],
-        panels=[_chain_panel(chains, grid, number) for number in range(1, grid.rounds + 1)],
+        panels=[_chain_panel(chains, number) for number in range(1, grid.rounds + 1)],
         tables=_tables(chains),
         method=[
             f"Depth {context.preset.base_depth} on {context.preset.fixed_tokens:,} tokens, {grid.rounds} "
@@ -299,18 +299,20 @@ def _tables(chains: Sequence[Chain]) -> list[Table]:
     ]
 
 
-def _chain_panel(chains: Sequence[Chain], grid: ChainGrid, number: int) -> Panel:
+def _chain_panel(chains: Sequence[Chain], number: int) -> Panel:
     """Best loss so far after each sweep of a round, by hyperparameter: a sweep has one place for all arms."""
     series: list[Series] = []
+    made = {step["sweep"] for chain in chains for step in chain.steps}
+    sweeps = [sweep for sweep in SWEEPS if sweep in made]
     for chain in chains:
         name, steps = chain.arm.name, chain.steps.where(round=number)
-        own = steps.map(lambda step: step.plus(place=grid.sweeps.index(step["sweep"])))
+        own = steps.map(lambda step: step.plus(place=sweeps.index(step["sweep"])))
         x, y = own.column("place"), own.column("best")
         series += [line(name, x, y, arm=name), points(name, x, y, arm=name)]
         if some := own.where(combined=True):
             hollow: dict[str, Any] = {"arm": name, "note": "several settings combined", "filled": False}
             series.append(points(name, some.column("place"), some.column("best"), **hollow))
-    names = tuple(paper_code(sweep) or sweep for sweep in grid.sweeps)
+    names = tuple(paper_code(sweep) or sweep for sweep in sweeps)
     return Panel(
         f"round {number}", Axis("hyperparameter swept", names=names), Axis("best loss so far"),
         tuple(series), caption="Hollow: several discrete settings helped, and all were applied together.",
