@@ -115,6 +115,10 @@ def place(studies: ModuleType, context: StudyContext, tmp_path_factory: pytest.T
     done("recheck", studies.recheck(fitted, arms=ARMS, rungs=(8,)))
     done("storage", studies.authors_storage(fitted, arms=ARMS, rungs=(4,)))
     done("noise", studies.noise(fitted, arms=ARMS, rungs=(4,), seeds=(0, 1)))
+    done("ladder-top", studies.noise(fitted, cells="vanilla:10,operator-1:9", seeds=(0,)))
+    done("transfer", studies.transferred(fitted, rungs=(5, 6)))
+    done("adamw", studies.adamw(fitted, rungs=(5, 6)))
+    done("passes", studies.tied_passes(fitted))
     return place
 
 
@@ -133,6 +137,42 @@ def test_paired_differences_and_noise_are_those_planted(place: Path) -> None:
     assert [row[-1] for row in answer(place, "noise")["noise"]] == pytest.approx([1e-4 / math.sqrt(2)] * 2)
 
 
+def runs_of(place: Path, name: str) -> list[RunSpec]:
+    asked = Journal.read(place / "studies" / name).entry.runs
+    records = {record.run: record for record in RunStore(place / "runs").records()}
+    return [records[one.run].spec for one in asked]
+
+
+def test_single_cells_are_trained_without_the_rest_of_the_ladder(place: Path) -> None:
+    assert [(spec.arm.name, spec.shape.depth) for spec in runs_of(place, "ladder-top")] == [
+        ("vanilla", 10),
+        ("operator-1", 9),
+    ]
+
+
+def test_variants_differ_from_the_ladder_in_one_thing(place: Path) -> None:
+    ladder = {(one.arm.name, one.shape.depth): one for one in runs_of(place, "ladder") if one.seed == 0}
+    for spec in runs_of(place, "transfer"):
+        own, source = ladder["operator-1", spec.shape.depth], ladder["vanilla", spec.shape.depth]
+        assert spec.hyperparameters.head_lr_multiplier == source.hyperparameters.head_lr_multiplier
+        assert (
+            spec.hyperparameters.injection_weight == own.hyperparameters.injection_weight
+        )  # Vanilla has none
+        assert (spec.steps, spec.arm) == (own.steps, own.arm) and spec.hash != own.hash
+    for spec in runs_of(place, "adamw"):
+        own = ladder["vanilla", spec.shape.depth].hyperparameters
+        changed = spec.hyperparameters
+        assert spec.optimizer.kind == "adamw" and changed.learning_rate != own.learning_rate
+        # Embedding and decay keep what they have per step at the recipe's rate, times the sweep's multiple.
+        ratio = changed.embedding_lr / own.embedding_lr
+        assert changed.learning_rate * changed.weight_decay == pytest.approx(
+            ratio * own.learning_rate * own.weight_decay
+        )
+    passes = runs_of(place, "passes")
+    assert {spec.arm.name for spec in passes} == {"operator-1", "loop-2", "loop-3"}
+    assert len({(spec.tokens, spec.hyperparameters) for spec in passes}) == 1
+
+
 def test_a_changed_loss_is_noticed(
     place: Path, tmp_path: Path, publish: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,7 +182,7 @@ def test_a_changed_loss_is_noticed(
     assert publish(folder, "--add", str(place / "runs"), str(place / "studies")) == 0
     page = (folder / "README.md").read_text()
     assert (
-        "### The ladder: 16 runs" in page
+        "### The ladder: 18 runs" in page
         and "| worse |" in page
         and "a decade (p = " in page
         and "| – | not measured |" in page

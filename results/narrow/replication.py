@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 
 from steepen.model.arm import Arm
-from steepen.model.arms import find_arm
+from steepen.model.arms import family_arm, find_arm
 from steepen.recipe.recipe import PlannedRun
 from steepen.recipe.recipe_choice import RecipeFile
-from steepen.runs.spec import override
+from steepen.runs.spec import expected_flops, override
 from steepen.studies.answer import Answer, Study, Table, Work
 from steepen.studies.cells import Cell, Cells, Plan, measure, run_concurrently
 from steepen.studies.context import StudyContext
+from steepen.studies.stages.transfer import transferred_recipe
 
 FIRST, FURTHEST = (-2, 0, 2), 8  # powers of √2 around the recipe's rate
+ADAMW_START = 0.004  # its rate at the base depth, where the sweep begins; Muon's are about four times that
 AUTHORS_STORAGE = ("optimizer.embedding_precision=bf16", "model.rope_table=bf16")
 Losses = dict[int, list[float]]  # by power of √2, one per seed
 
@@ -148,6 +150,74 @@ def _optimum(found: Losses) -> float:
     return float(np.clip(-slope / (2 * curve), near[0], near[-1])) if curve > 0 else float(best)
 
 
+def adamw(
+    context: StudyContext,
+    *,
+    arms: Sequence[str] = ("vanilla",),
+    rungs: Sequence[int] = (4, 5, 6),
+    seeds: Sequence[int] = (0,),
+) -> Study:
+    """The best rate of AdamW on the block matrices at several sizes: `rates`, from another start.
+
+    Embedding, head and weight decay per step start as in the arm's recipe, which is for Muon.
+    """
+    own = context.with_optimizer("adamw")
+    for arm in map(find_arm, arms):
+        recipe = own.recipe(arm)
+        times = recipe.base.learning_rate / ADAMW_START
+        base = replace(
+            recipe.base, learning_rate=ADAMW_START, weight_decay=recipe.base.weight_decay * times,
+            embedding_lr_multiplier=recipe.base.embedding_lr_multiplier * times,
+            head_lr_multiplier=recipe.base.head_lr_multiplier * times,
+        )  # fmt: skip
+        own = own.with_recipe(arm, replace(recipe, base=base, learning_rate_base=None))
+    return (yield from rates(own, arms=arms, rungs=rungs, seeds=seeds))
+
+
+def transferred(
+    context: StudyContext,
+    *,
+    arms: Sequence[str] = ("operator-1",),
+    rungs: Sequence[int] = (),
+    seeds: Sequence[int] = (0,),
+    source: str = "vanilla",
+) -> Study:
+    """Ladder runs with the base values of another arm's recipe; what they compare with is the ladder."""
+    own = context
+    for arm in map(find_arm, arms):
+        own = own.with_recipe(arm, transferred_recipe(context, find_arm(source), arm))
+    return (yield from noise(own, arms=arms, rungs=rungs, seeds=seeds))
+
+
+def tied_passes(
+    context: StudyContext,
+    *,
+    rungs: Sequence[int] = (4, 5, 6, 8),
+    passes: Sequence[int] = (1, 2, 3),
+    seeds: Sequence[int] = (0,),
+) -> Study:
+    """Ladders over depth of one to three tied passes on the base tokens, with Operator-1's base recipe."""
+    one_pass = find_arm("operator-1")
+    recipe, tokens = context.constant_recipe(one_pass), context.preset.fixed_tokens
+    plans: list[Plan] = []
+    for count in passes:
+        arm = one_pass if count == 1 else family_arm("loop", count)
+        for depth in rungs:
+            run = recipe.at_budget(arm, depth, context.size_rule, tokens=tokens)
+            plans += [(context.spec(run, seed=seed), {"arm": arm.name, "depth": depth}) for seed in seeds]
+    cells = yield from measure(context, plans)
+    rows = [(cell["arm"], cell["depth"], expected_flops(cell.spec), cell.loss) for cell in cells]
+    return Answer(
+        study="tied-passes",
+        question="How many times should a tied core be applied, on fresh data?",
+        section="Appendix A.2.2",
+        findings=tuple(f"{name} d{depth}: {loss:.4f}" for name, depth, _, loss in rows),
+        values={"tied_passes": [list(row) for row in rows]},
+        tables=(Table("Losses by passes", ("arm", "depth", "FLOPs", "loss"), tuple(rows)),),
+        runs=tuple(cells.column("run")),
+    )
+
+
 def recheck(
     context: StudyContext,
     *,
@@ -236,14 +306,21 @@ def noise(
     arms: Sequence[str] = (),
     rungs: Sequence[int] = (),
     seeds: Sequence[int] = (0, 1),
+    cells: str = "",
 ) -> Study:
-    """Ladder runs of several seeds, the largest first."""
+    """Ladder runs of several seeds, the largest first.
+
+    `cells` are single ones, ARM:DEPTH with commas, instead of every arm at every rung: what is published
+    already need not be trained again to add a rung to it.
+    """
     plans: list[Plan] = []
-    for arm, depth, run in _ladder(context, arms, rungs):
+    single = [cell.rpartition(":") for cell in cells.split(",") if cell]
+    chosen = [run for name, _, depth in single for run in _ladder(context, (name,), (int(depth),))]
+    for arm, depth, run in chosen or _ladder(context, arms, rungs):
         plans += [(context.spec(run, seed=seed), {"arm": arm.name, "depth": depth}) for seed in seeds]
-    cells = yield from measure(context, plans)
+    found = yield from measure(context, plans)
     rows: list[tuple[Any, ...]] = []
-    for (name, depth), own in _by_rung(cells).items():
+    for (name, depth), own in _by_rung(found).items():
         losses = [cell.loss for cell in own]
         spread = float(np.std(losses, ddof=1)) if len(losses) > 1 else math.nan
         rows.append((name, depth, len(losses), _mean(losses), spread))
@@ -256,5 +333,5 @@ def noise(
         ),
         values={"noise": [list(row) for row in rows]},
         tables=(Table("Losses by seed", ("arm", "depth", "seeds", "mean loss", "SD"), tuple(rows)),),
-        runs=tuple(cells.column("run")),
+        runs=tuple(found.column("run")),
     )

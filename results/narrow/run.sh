@@ -3,9 +3,9 @@
 #
 #   bash results/narrow/run.sh DATA WORK [STEP…]
 #
-# DATA is made as README.md says; runs and studies are written to WORK. Without steps all are made, in this order, in
-# which each answers most for its time: what the ladders rest on, the ladders, what is designed, what repeats data.
-# OPTIONS="--dry-run --gpu h200" shows what they cost.
+# DATA is made as README.md says; runs and studies are written to WORK. Without steps all are made, in the order of what
+# each decides for its FLOPs (docs/log.md). What compares with the ladders trains only what is new: the published rows
+# of runs.csv are the reference. OPTIONS="--dry-run --gpu h200" shows what the steps cost.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 data=$1 # "" for a dry run before there are any
@@ -16,11 +16,13 @@ fixed=vanilla,deep-vanilla,operator-1,loop-2,untied-2
 eight=$fixed,deep-vanilla-grow,loop-grow,untied-grow
 axes=untied-2+passes=2-4-6@0.5-0.75,vanilla+blocks=1-all@0.3,vanilla+context=0.25-1@0.5,vanilla+experts=1-8@0.5
 width=vanilla+width=0.5-1@0.4 # even depths: half the width needs an even number of heads
-study() { # name, then the words of `steepen study`
+half=mini+base_tokens=12582912 # 1.5 to 7 tokens per parameter from d8 to d4, about the paper's 1B tokens
+study() { # name, then the words of `steepen study`; PRESET is mini unless it is set
     name=$1
     shift
     # shellcheck disable=SC2086
-    steepen study "$@" --name "$name" --preset mini ${data:+--data "$data"} --runs "$work/runs" --studies "$work/studies" ${OPTIONS:-}
+    steepen study "$@" --name "$name" --preset "${PRESET:-mini}" ${data:+--data "$data"} --runs "$work/runs" \
+        --studies "$work/studies" ${OPTIONS:-}
 }
 step() {
     case $1 in
@@ -40,15 +42,42 @@ step() {
         study ladder-seeds replication:noise --arms "$eight" --rungs 4-7 --seeds 1
         study ladder-seeds-top replication:noise --arms "$eight" --rungs 8 --seeds 1
         ;;
-    top) study ladder-top replication:noise --arms "$eight" --rungs 9,10 --seeds 0,1 ;;
+    more-seeds) study ladder-more-seeds replication:noise --arms "$eight" --rungs 4-6 --seeds 2,3 ;;
+    top)
+        nine=operator-1:9,loop-2:9,untied-2:9,deep-vanilla:9,deep-vanilla-grow:9,loop-grow:9,untied-grow:9
+        study ladder-top replication:noise --cells "$nine,vanilla:10" --seeds 0
+        ;;
+    top-10) study ladder-top-10 replication:noise --cells loop-2:10,untied-2:10,deep-vanilla:10,loop-grow:10 --seeds 0 ;;
     recheck-vanilla) study recheck-vanilla replication:recheck --arms vanilla --rungs 4-8 --wide ;;
-    recheck) study recheck replication:recheck --arms "$fixed" --rungs 4,6,8 ;; # do the rates hold?
-    forecast) study extrapolate extrapolate ;;
-    transfer) study transfer transfer ;;
-    ablations) study ablations ablations --rungs 4-7 --seeds 0 ;;
-    design) for one in allocation growth-target growth-fraction growth-timing tpp passes; do
-        study "$one" "$one"
-    done ;;
+    recheck) study recheck replication:recheck --arms vanilla,operator-1,untied-2 --rungs 8 ;; # do the rates hold?
+    register) # before `forecast` is trained; then commit forecasts.jsonl
+        # What was fitted has at most a fifth of the FLOPs; d4 lies above the law of the other rungs (docs/log.md).
+        for target in vanilla:1.84e16 operator-1:1.41e16; do
+            steepen fit "$here/runs.csv" --reference vanilla --where 'study in ("ladder", "ladder-seeds", "ladder-seeds-top")' \
+                --where 'depth > 4' --where 'flops < 2.35e15' --budget "${target#*:}" --register "$work/all-arms.jsonl"
+            grep "\"arm\": \"${target%:*}\"" "$work/all-arms.jsonl" >>"$here/forecasts.jsonl"
+            rm "$work/all-arms.jsonl"
+        done
+        ;;
+    forecast)
+        [ -f "$here/forecasts.jsonl" ] || { echo "run.sh: register first, and commit forecasts.jsonl" >&2 && exit 1; }
+        study ladder-forecast replication:noise --cells vanilla:12,operator-1:11 --seeds 0
+        ;;
+    score) # adds what was measured to forecasts.jsonl
+        steepen fit "$here/runs.csv" --reference vanilla --score "$here/forecasts.jsonl" \
+            --where 'study in ("ladder", "ladder-seeds", "ladder-seeds-top", "ladder-forecast")'
+        ;;
+    fp8) PRESET=mini+precision=fp8 study fp8 replication:noise --arms vanilla --rungs 5,6,8 --seeds 0,1 ;;
+    transfer) study transfer replication:transferred --arms operator-1 --rungs 4-8 --seeds 0 ;;
+    adamw) study adamw replication:adamw --arms vanilla --rungs 4,5,6 ;;
+    coda) study ablations-coda replication:noise --arms loop-2-no-coda-injection --rungs 4-8 --seeds 0 ;;
+    core) study ablations-core replication:noise --arms loop-2-nci-2-c-3 --rungs 6,7,9 --seeds 0 ;;
+    random) study ablations-random replication:noise --arms random-loop-grow --rungs 4-8 --seeds 0 ;;
+    width) study ablations-width replication:noise --arms width-only-vanilla,width-only-operator-1 --rungs 3-7 --seeds 0 ;;
+    passes) PRESET=$half study passes replication:tied_passes ;;
+    target) PRESET=$half study growth-target growth-target ;;
+    timing) study growth-timing growth-timing --arms untied-grow ;;
+    tpp) study tpp tpp --arms vanilla ;;
     axes) # growth along other axes
         study growth-axes replication:noise --arms "$axes" --rungs 4-8 --seeds 0
         study growth-axes-width replication:noise --arms "$width" --rungs 4,6,8,10 --seeds 0
@@ -61,7 +90,7 @@ step() {
             steepen eval "$work/runs/$run" --data "$data" --kl-depth
         done
         ;;
-    data) study data-constrained data-constrained ;;
+    data) PRESET=$half study data-constrained data-constrained --part grid ;;
     *) echo "run.sh: no step $1" >&2 && exit 2 ;;
     esac
 }
@@ -69,7 +98,8 @@ for one in "${@:-}"; do
     if [ -n "$one" ]; then
         step "$one"
     else
-        for each in ladder seeds depth recheck top forecast transfer ablations design axes data; do
+        for each in ladder seeds depth fp8 data transfer passes adamw tpp forecast top more-seeds recheck coda timing \
+            random core width target axes top-10; do
             step "$each"
         done
     fi
