@@ -2,23 +2,30 @@
 
     python benchmarks/rank_work.py --depths 12 20 26 --ranks 8 16
 
-The rank that owns most runs whole steps of its part of the batch with the sharded optimizer (ZeRO-1), in a
-world whose collectives return at once. Interleaved with it are the same forward and backward alone; what the
-step takes beyond is the rank's optimizer, its copies into and out of buckets, and gaps between kernels (their
-part of the GPU's time is measured by the profiler). Only the transfer is a model: the bytes that the step
-would have sent, at the bandwidth that `recipe.sharding` states, hidden behind the last micro-batch's backward
-and the next forward as there. `--buckets` tries other sizes of buckets, in MiB.
+The rank whose matrices cost Muon most runs whole steps of its part of the batch with the sharded optimizer
+(ZeRO-1), in a world whose collectives return at once; interleaved with it are the same forward and backward
+alone. What the step takes beyond is the rank's optimizer (Muon's part is timed within the step) and copies into and out of
+buckets. Gaps between kernels are those that the profiler finds in a step.
+
+Only the transfer is a model. The GPU's clock says when each bucket was ready to be sent and when its result
+was waited for; a transfer takes its bytes at the bandwidth that `recipe.sharding` states, one after another,
+and LATENCY each. What the waits add up to is exposed. `--buckets` tries sizes of buckets, in MiB: the first
+is the one whose step is timed.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
-from gpu_timing import DEVICE, ON_GPU, SAMPLE_SECONDS, Call, time_interleaved
+from gpu_timing import DEVICE, ON_GPU, Call, PowerSampler, heat_up, power, timestamp
 from throughput import build
 from torch import Tensor
 from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
@@ -26,11 +33,12 @@ from torch.profiler import ProfilerActivity
 
 from steepen.distributed import gradient_reducer, sharded_optimizer
 from steepen.distributed.environment import ProcessEnvironment
-from steepen.distributed.owners import assign_owners, owned_by
+from steepen.distributed.owners import assign_owners, orthogonalization_cost, owned_by
 from steepen.distributed.sharded_optimizer import ShardedOptimizer
 from steepen.distributed.world import World
 from steepen.execution.gpu_fused import install_fused_gpu
 from steepen.execution.linear import FusedLinear
+from steepen.model.network import Network
 from steepen.model.shape import SizeRule
 from steepen.optim.config import OptimizerConfig
 from steepen.recipe.paper_tables import recipe_of
@@ -39,20 +47,28 @@ from steepen.training.device import configure_backends, synchronize
 from steepen.training.run_state import wait_for_weights_in_forward
 from steepen.training.train_step import GradientAccumulator, accumulate
 
+LATENCY = 50e-6  # seconds before the first byte of a collective arrives: assumed
 
-class Ended:
-    """The handle of a transfer that has ended."""
+
+@dataclass
+class Transfer:
+    """A collective that moves nothing; it notes when it was ready to start and when it was waited for."""
+
+    timeline: list[tuple[Transfer, str, Any]]
+    bytes: int
 
     def wait(self) -> None:
-        """Return at once."""
+        """Note the time, and return at once."""
+        self.timeline.append((self, "wait", timestamp()))
 
 
 class SilentWorld(World):
-    """A rank of a world whose collectives move nothing."""
+    """A rank of a world whose collectives move nothing, with the timeline of those of a step."""
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(ProcessEnvironment(rank, size, rank))
         self.device = DEVICE
+        self.timeline: list[tuple[Transfer, str, Any]] = []
 
     def all_reduce_(self, tensor: Tensor) -> Tensor:
         """Leave the tensor as it is."""
@@ -60,11 +76,38 @@ class SilentWorld(World):
 
     def reduce_(self, tensor: Tensor, owner: int) -> Any:
         """Send nothing."""
-        return Ended()
+        transfer = Transfer(self.timeline, tensor.numel() * tensor.element_size())
+        self.timeline.append((transfer, "start", timestamp()))
+        return transfer
 
     def broadcast_(self, tensor: Tensor, owner: int) -> Any:
         """Send nothing."""
-        return Ended()
+        return self.reduce_(tensor, owner)
+
+
+def seconds_between(first: Any, last: Any) -> float:
+    """Seconds between two timestamps, which the GPU has reached."""
+    return first.elapsed_time(last) / 1e3 if ON_GPU else last - first
+
+
+def exposed_seconds(timeline: list[tuple[Transfer, str, Any]], begin: Any, rate: float) -> float:
+    """What waiting for transfers of `rate` bytes/s would have added to the part of a timeline after `begin`.
+
+    Transfers go one after another. A wait that lasts delays everything after it.
+    """
+    free = delay = before = 0.0
+    arrived: dict[int, float] = {}
+    origin = timeline[0][2]
+    for transfer, what, moment in timeline:
+        now = seconds_between(origin, moment) + delay
+        if what == "start":
+            free = max(free, now) + LATENCY + transfer.bytes / rate
+            arrived[id(transfer)] = free
+        else:
+            delay += max(0.0, arrived[id(transfer)] - now)
+        if seconds_between(moment, begin) >= 0:
+            before = delay
+    return delay - before
 
 
 def busy_fraction(call: Call) -> float | None:
@@ -88,69 +131,171 @@ def busy_fraction(call: Call) -> float | None:
     return busy / (end - spans[0][0])
 
 
-def measure(depth: int, ranks: int, rule: SizeRule, args: Any) -> dict[str, Any]:
-    """One row: the rank that owns most of a network of this depth."""
+@dataclass
+class Rank:
+    """The rank whose matrices cost Muon most, and what it does."""
+
+    network: Network
+    optimizer: ShardedOptimizer
+    world: SilentWorld
+    rows: int
+    micro_batch: int
+    muon_spans: list[tuple[Any, Any]] = field(default_factory=list[tuple[Any, Any]])
+
+    def __post_init__(self) -> None:
+        network, rows = self.network, self.rows
+        text = torch.randint(0, network.shape.vocabulary, (rows, network.shape.context + 1), device=DEVICE)
+        self.inputs, self.targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
+        self.accumulator = GradientAccumulator(
+            network, rows, self.micro_batch, print, ranks=self.world.size, sink=self.optimizer
+        )
+        muon = self.optimizer.local.muon
+        assert muon is not None
+        tasks = muon.tasks
+        muon.tasks = lambda *a, **k: [partial(self._timed, task) for task in tasks(*a, **k)]  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _timed(self, task: Callable[[], None]) -> None:
+        begin = timestamp()
+        task()
+        self.muon_spans.append((begin, timestamp()))
+
+    def step(self) -> None:
+        """A whole step; new weights are waited for in the next forward."""
+        self.accumulator(self.inputs, self.targets, self.network.passes)
+        self.optimizer.step(1e-4, 0)
+        self.optimizer.zero_grad()
+
+    def closed_step(self) -> None:
+        """A whole step, with the wait for its weights."""
+        self.step()
+        self.optimizer.wait_for_weights()
+
+    def compute(self) -> None:
+        """Forward and backward alone."""
+        fused = self.network.fused
+        assert fused is not None
+        fused.signal.listener = None
+        accumulate(self.network, self.inputs, self.targets, self.network.passes, self.micro_batch)
+        fused.signal.listener = self.optimizer.gradient_ready
+        for parameter in self.network.parameters():
+            parameter.grad = None
+
+
+def make_rank(depth: int, ranks: int, rule: SizeRule, args: Any) -> Rank:
+    """The busiest rank of a network of this depth, as training makes it."""
     network = build(args.arm, depth, rule, DEVICE, args)
-    arm, shape, passes = network.arm, network.shape, network.passes
     network.compute_dtype = torch.bfloat16
     install_fused_gpu(network, partial(FusedLinear, dtype=torch.bfloat16))
     fused = network.fused
     assert fused is not None
     pieces = assign_owners({name: p.shape for name, p in network.named_parameters()}, ranks)
-    rank = max(range(ranks), key=lambda each: sum(p.elements for p in owned_by(pieces, each).values()))
+    cost = partial(_owned_cost, pieces)
+    world = SilentWorld(max(range(ranks), key=cost), ranks)
     copies = fused.compute_copies()
+    planned = recipe_of(network.arm).at(network.arm, depth)
     optimizer = ShardedOptimizer(
         network.named_parameters(),
-        recipe_of(arm).at(arm, depth).hyperparameters,
+        planned.hyperparameters,
         OptimizerConfig.named("authors"),
-        SilentWorld(rank, ranks),
+        world,
         copies={name: copies[p] for name, p in network.named_parameters() if p in copies},
         after_broadcast=fused.requantize,
     )
     fused.signal.listener = optimizer.gradient_ready
     wait_for_weights_in_forward(network, optimizer)
-    rows = max(1, args.batch_tokens // shape.context // ranks)
-    size = min(rows, args.rows)
-    text = torch.randint(0, shape.vocabulary, (rows, shape.context + 1), device=DEVICE)
-    inputs, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
-    accumulator = GradientAccumulator(network, rows, size, print, ranks=ranks, sink=optimizer)
+    tokens = args.batch_tokens or planned.batch_tokens
+    rows = max(1, tokens // network.shape.context // ranks)
+    return Rank(network, optimizer, world, rows, min(rows, args.rows))
 
-    def step() -> None:
-        accumulator(inputs, targets, passes)
-        optimizer.step(1e-4, 0)
-        optimizer.zero_grad()
 
-    def compute() -> None:
-        fused.signal.listener = None
-        accumulate(network, inputs, targets, passes, size)
-        fused.signal.listener = optimizer.gradient_ready
-        for parameter in network.parameters():
-            parameter.grad = None
+def _owned_cost(pieces: Any, rank: int) -> float:
+    return sum(
+        orthogonalization_cost(piece.shape) for piece in owned_by(pieces, rank).values() if piece.whole
+    )
 
+
+def timed(call: Call) -> float:
+    """Seconds of one call, on the GPU's clock."""
+    begin = timestamp()
+    call()
+    end = timestamp()
+    synchronize(DEVICE)
+    return seconds_between(begin, end)
+
+
+def set_bucket(mib: int) -> None:
+    """Let buckets have this size, in MiB."""
+    gradient_reducer.BUCKET_BYTES = sharded_optimizer.BUCKET_BYTES = mib * 2**20
+
+
+def transfers(rank: Rank, mib: int) -> dict[str, float]:
+    """Collectives of a step with buckets of this size, and what a model of their transfer leaves exposed."""
+    set_bucket(mib)
+    reducer, world = rank.optimizer.reducer, rank.world
+    rank.closed_step()
+    world.timeline.clear()
+    rank.step()  # its weights arrive in the forward of the next
+    reduced, sent, collectives = reducer.bytes_reduced, rank.optimizer.bytes_broadcast, len(world.timeline)
+    begin = timestamp()
+    rank.step()
+    rank.optimizer.wait_for_weights()
+    end = timestamp()
+    synchronize(DEVICE)
+    rate = NVLINK if world.size <= GPUS_PER_NODE else NETWORK
+    return {
+        "bucket_mib": mib,
+        "collectives": sum(what == "start" for _, what, _ in world.timeline[collectives:]),
+        "open_step_ms": 1e3 * seconds_between(begin, end),
+        "gradient_gib": (reducer.bytes_reduced - reduced) / 2**30,
+        "weight_gib": (rank.optimizer.bytes_broadcast - sent) / 2**30,
+        "exposed_ms_modelled": 1e3 * exposed_seconds(world.timeline, begin, rate),
+    }
+
+
+def measure(depth: int, ranks: int, rule: SizeRule, args: Any) -> dict[str, Any]:
+    """One row: the busiest rank of a network of this depth."""
+    gc.collect()
+    if ON_GPU:
+        torch.cuda.empty_cache()
+    set_bucket(args.buckets[0])
+    rank = make_rank(depth, ranks, rule, args)
+    rank.closed_step()  # makes the optimizer's state
     if ON_GPU:
         torch.cuda.reset_peak_memory_stats()
-    step()
+    rank.closed_step()
     gib = torch.cuda.max_memory_allocated() / 2**30 if ON_GPU else None
-    sent = optimizer.reducer.bytes_reduced, optimizer.bytes_broadcast
-    calls: dict[str, Call] = {"step": step, "compute": compute}
-    seconds, power = time_interleaved(calls, args.rounds * SAMPLE_SECONDS, args.warm_up)
-    rate = NVLINK if ranks <= GPUS_PER_NODE else NETWORK
-    micro_batches = -(-rows // size)
-    hidden = [share * seconds["compute"] / micro_batches for share in (2 / 3, 1 / 3)]
-    exposed = sum(max(0.0, transfer / rate - behind) for transfer, behind in zip(sent, hidden, strict=True))
+    rank.compute()
+    heat_up(args.warm_up)
+    seconds: dict[str, list[float]] = {"step": [], "compute": [], "muon": []}
+    with PowerSampler() as sampler:
+        for _ in range(args.rounds):
+            rank.muon_spans.clear()
+            seconds["step"].append(timed(rank.closed_step))
+            seconds["muon"].append(sum(seconds_between(*span) for span in rank.muon_spans))
+            seconds["compute"].append(timed(rank.compute))
+    step, compute, muon = map(statistics.median, seconds.values())
+    by_bucket = [transfers(rank, mib) for mib in args.buckets]
+    set_bucket(args.buckets[0])
+    exposed = by_bucket[0]["exposed_ms_modelled"] / 1e3
     return {
-        "arm": args.arm, "depth": depth, "ranks": ranks, "micro_batches": micro_batches,
-        "step_ms": 1e3 * seconds["step"], "compute_ms": 1e3 * seconds["compute"],
-        "rank_share": 1 - seconds["compute"] / seconds["step"], "busy": busy_fraction(step),
-        "gib": gib,
-        "gradient_gib": sent[0] / 2**30, "weight_gib": sent[1] / 2**30,
-        "exposed_ms_modelled": 1e3 * exposed, "efficiency": seconds["compute"] / (seconds["step"] + exposed),
-        **power,
+        "arm": args.arm, "depth": depth, "ranks": ranks, "rows": rank.rows, "micro_batch": rank.micro_batch,
+        "step_ms": 1e3 * step, "compute_ms": 1e3 * compute, "muon_ms": 1e3 * muon,
+        "rank_share": 1 - compute / step, "muon_share": muon / step, "busy": busy_fraction(rank.closed_step),
+        "gib": gib, "transfers": by_bucket, "efficiency": compute / (step + exposed), **power(sampler),
     }  # fmt: skip
 
 
+def show(row: dict[str, Any]) -> str:
+    """The row in words."""
+    return ", ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in row.items()
+        if value is not None and name != "transfers"
+    )
+
+
 def main() -> None:
-    """Print one row per depth, number of ranks and size of buckets."""
+    """Print one row per depth and number of ranks, and below it one per size of buckets."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -159,8 +304,8 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 16])
     parser.add_argument("--buckets", type=int, nargs="+", default=[gradient_reducer.BUCKET_BYTES // 2**20])
     parser.add_argument("--rows", type=int, default=16, help="largest micro-batch, in sequences")
-    parser.add_argument("--batch-tokens", type=int, default=1_048_576, help="of all ranks")
-    parser.add_argument("--rounds", type=int, default=10, help="steps, alternating with compute alone")
+    parser.add_argument("--batch-tokens", type=int, help="of all ranks; default: the recipe's")
+    parser.add_argument("--rounds", type=int, default=3, help="steps, alternating with compute alone")
     parser.add_argument("--warm-up", type=float, default=1.0, help="seconds of GEMMs before")
     parser.add_argument("--tiny", action="store_true", help="tiny models, on any machine")
     parser.add_argument("--json", action="store_true")
@@ -172,17 +317,14 @@ def main() -> None:
         rule = SizeRule(aspect=16, head_dim=16, mlp_multiple=16, context=32, vocabulary=256)
     found: list[dict[str, Any]] = []
     with configure_backends(DEVICE):
-        for bucket in args.buckets:
-            gradient_reducer.BUCKET_BYTES = sharded_optimizer.BUCKET_BYTES = bucket * 2**20
-            for depth in args.depths:
-                for ranks in args.ranks:
-                    found.append({"bucket_mib": bucket, **measure(depth, ranks, rule, args)})
+        for depth in args.depths:
+            for ranks in args.ranks:
+                found.append(measure(depth, ranks, rule, args))
+                if not args.json:
+                    lines = [show(found[-1]), *(f"  {show(each)}" for each in found[-1]["transfers"])]
+                    print("\n".join(lines), flush=True)
     if args.json:
         print(json.dumps(found))
-        return
-    for row in found:
-        print(", ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-                        for name, value in row.items() if value is not None))  # fmt: skip
 
 
 if __name__ == "__main__":

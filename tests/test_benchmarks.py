@@ -72,7 +72,22 @@ def test_rank_work_prints_a_row_per_number_of_ranks(script: Script) -> None:
     words = ["--tiny", "--ranks", "2", "4", "--rounds", "1", "--warm-up", "0", "--json"]
     rows = json.loads(script("rank_work.py", *words)[1])
     assert [row["ranks"] for row in rows] == [2, 4]
-    assert all(0 < row["efficiency"] <= 1.5 and row["gradient_gib"] > row["weight_gib"] > 0 for row in rows)
+    for row in rows:
+        assert 0 < row["efficiency"] <= 2 and 0 < row["muon_share"] < 1
+        (sent,) = row["transfers"]
+        assert sent["gradient_gib"] > sent["weight_gib"] > 0 and sent["exposed_ms_modelled"] > 0
+
+
+def test_rank_work_adds_up_what_transfers_leave_exposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    script = runpy.run_path(str(SCRIPTS / "rank_work.py"))
+    timeline: list[Any] = []
+    first, second = (script["Transfer"](timeline, size) for size in (100, 200))
+    # At 100 bytes/s: the first arrives in time, at 1 s; the second at 3.5, where 2 was wanted.
+    timeline += [(first, "start", 0.0), (first, "wait", 1.2), (second, "start", 1.5), (second, "wait", 2.0)]
+    exposed = script["exposed_seconds"]
+    assert exposed(timeline, 0.0, rate=100.0) == pytest.approx(1.5 + script["LATENCY"])
+    assert exposed(timeline, 2.0, rate=100.0) == 0.0
 
 
 QUICK = ["--tiny", "--seconds", "0.002", "--sustained", "0.002"]
