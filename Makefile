@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= auto
 PRESET ?= tiny
 
-.PHONY: help setup setup-dev quickstart test lint types unit test-gpu test-on-gpu test-beside-gpu docs sbom lowest format clean
+.PHONY: help setup setup-dev quickstart test lint types unit test-gpu docs sbom lowest format clean
 
 help:
 	@echo "make quickstart   install, train a small ladder of three arms, write quickstart/report.html"
@@ -63,18 +63,9 @@ types: setup-dev
 unit: setup-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-# On a GPU machine, with what is installed there. The tests of ranks, launchers and kills fork processes, which CUDA does
-# not allow, or assume that there is no GPU: it is hidden from them.
+# On a GPU machine, with what is installed there: as many processes as cores, on one GPU.
 test-gpu:
-	$(MAKE) --jobs=2 --output-sync=target test-on-gpu test-beside-gpu
-
-GPU_TESTS = tests/kernels tests/execution tests/optim tests/training tests/model tests/evaluation tests/inference
-FORKING_TESTS = tests/distributed tests/launch tests/studies/test_kill_and_resume.py tests/studies/test_branches.py
-test-on-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest $(GPU_TESTS)
-
-test-beside-gpu:
-	PYTHONPATH=src CUDA_VISIBLE_DEVICES= $(PYTHON) -m pytest $(FORKING_TESTS)
+	$(PYTHON) tools/test_on_gpu.py
 
 # Broken links, missing pages and unknown names in the reference are errors.
 docs: setup-dev

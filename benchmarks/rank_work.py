@@ -4,8 +4,8 @@
 
 The rank whose matrices cost Muon most runs whole steps of its part of the batch with the sharded optimizer
 (ZeRO-1), in a world whose collectives return at once; interleaved with it are the same forward and backward
-alone. What the step takes beyond is the rank's optimizer (Muon's part is timed within the step) and copies into and out of
-buckets. Gaps between kernels are those that the profiler finds in a step.
+alone. What the step takes beyond is the rank's optimizer (Muon's part is timed within the step) and copies
+into and out of buckets. Gaps between kernels are those that the profiler finds in a step.
 
 Only the transfer is a model. The GPU's clock says when each bucket was ready to be sent and when its result
 was waited for; a transfer takes its bytes at the bandwidth that `recipe.sharding` states, one after another,

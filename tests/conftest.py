@@ -40,6 +40,12 @@ os.fsync = lambda fd: None
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep every n-th test, from the k-th on, where STEEPEN_TEST_PART is "k/n" (tools/test_on_gpu.py)."""
+    first, _, step = os.environ.get("STEEPEN_TEST_PART", "0/1").partition("/")
+    items[:] = items[int(first) :: int(step)]
+
+
 def pytest_collection_finish() -> None:
     """Keep what was imported out of garbage collections, each of which would go through 600,000 objects."""
     gc.collect()

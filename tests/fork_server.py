@@ -152,12 +152,12 @@ class ForkedCommand(ForkedProcess):
 def fork_ranks(patch: pytest.MonkeyPatch, log: Path) -> None:
     """Fork the ranks that torch's agent starts, with their output in `log`: torch is imported already.
 
-    A process that has used CUDA cannot be forked: from it they are started.
+    Where there is a GPU they are started: a process that has looked for one cannot be forked.
     """
     import torch
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_available():
         return
     patch.setattr(SubprocessHandler, "_popen", lambda self, command, env: ForkedCommand(command, env, log))
 
@@ -192,10 +192,10 @@ FORKING: Any = types.SimpleNamespace(
 
 
 def fork_workers(patch: pytest.MonkeyPatch) -> None:
-    """Fork the worker processes of studies; from a process that has used CUDA they are started."""
+    """Fork the worker processes of studies; where there is a GPU they are started."""
     import torch
 
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_available():
         return
     patch.setattr("steepen.launch.worker.subprocess", FORKING)
 

@@ -155,6 +155,18 @@ def test_an_exported_run_scores_as_the_run_does(
     assert other["validation"]["bits_per_byte"] == pytest.approx(own["validation"]["bits_per_byte"], rel=0.05)
 
 
+def test_an_exported_run_is_scored_in_bf16(trained: Path, dataset: Dataset, tmp_path: Path) -> None:
+    assert main(["export", str(trained), str(tmp_path / "hf")]) == 0
+    request = ScoreOptions(validation_tokens=600)
+    exact, rounded = (
+        evaluate_hugging_face(
+            str(tmp_path / "hf"), dataset, request, device="cpu", precision=name, trust_remote_code=True
+        )["validation"]["loss"]
+        for name in ("fp32", "bf16")
+    )
+    assert rounded == pytest.approx(exact, rel=1e-2) and rounded != exact
+
+
 def test_bad_requests_are_rejected_in_one_sentence(
     folder: Path, dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

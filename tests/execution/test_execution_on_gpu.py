@@ -122,42 +122,44 @@ def test_growth_and_other_passes_trigger_no_recompilation() -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_grouped_gemm_of_experts_equals_one_gemm_each(
+def test_grouped_gemm_of_experts_is_as_close_to_fp32_as_one_gemm_each(
     compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[tuple[float, dict[str, Tensor]]] = []
-    for grouped in (False, True):
-        network = build("vanilla+experts=8")
-        network.compute_dtype = torch.bfloat16
-        if not grouped:
-            monkeypatch.setattr("steepen.model.block_variant.has_grouped_gemm", lambda *_: False)
-        elif compiled:
-            compile_network(network)
-        with configure_backends(torch.device("cuda")):
-            found.append(loss_and_gradients(network, 1))
-        monkeypatch.undo()
-    assert found[0][0] == pytest.approx(found[1][0], abs=2e-2)
-    for key, one in found[0][1].items():
-        # A token whose scores are nearly equal may choose another expert where they are rounded otherwise.
-        assert (one - found[1][1][key]).norm() <= 0.1 * one.norm() + 1e-6, key
+    """A token whose scores are nearly equal chooses another expert in bf16 than in fp32, in either form."""
+    exact, each, grouped = (build("vanilla+experts=8") for _ in range(3))
+    each.compute_dtype = grouped.compute_dtype = torch.bfloat16
+    with configure_backends(torch.device("cuda")):
+        with monkeypatch.context() as patch:
+            patch.setattr("steepen.model.block_variant.has_grouped_gemm", lambda *_: False)
+            exact_loss, exact_gradients = loss_and_gradients(exact, 1)
+            each_loss, each_gradients = loss_and_gradients(each, 1)
+        if compiled:
+            compile_network(grouped)
+        loss, gradients = loss_and_gradients(grouped, 1)
+    assert loss == pytest.approx(exact_loss, abs=max(2 * abs(each_loss - exact_loss), 2e-2))
+    for key, one in exact_gradients.items():
+        norm = one.norm() + 1e-12
+        error, expected = ((found[key] - one).norm() / norm for found in (gradients, each_gradients))
+        assert error <= max(1.5 * expected.item(), 5e-3), key
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_recomputed_blocks_give_the_same_gradients_in_less_memory(compiled: bool) -> None:
     found: list[tuple[float, dict[str, Tensor]]] = []
-    peaks: list[int] = []
+    held: list[int] = []  # bytes that the forward keeps for the backward
     for recompute in (False, True):
         network = build("untied-2")
         apply_execution_mode(network, "bf16", fused=not compiled, compiled=compiled)
         network.recompute = recompute
         with configure_backends(torch.device("cuda")):
-            loss_and_gradients(network, 2)
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
             found.append(loss_and_gradients(network, 2))
-            peaks.append(torch.cuda.max_memory_allocated() - before)
+            network.zero_grad()
+            before = torch.cuda.memory_allocated()
+            loss = network(*batch(), passes=2)
+            held.append(torch.cuda.memory_allocated() - before)
+            loss.backward()
     assert found[0][0] == found[1][0]
     for key, one in found[0][1].items():
         if key != "embedding":  # the rows of its gradient are added by atomics, in any order
             assert torch.equal(one, found[1][1][key]), key
-    assert peaks[1] < 0.8 * peaks[0], peaks
+    assert held[1] < 0.6 * held[0], held

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import signal
@@ -26,6 +27,10 @@ from steepen.runs.store import RunDirectory, RunStore
 from steepen.studies.driver.drive import drive
 
 Spec = Callable[..., RunSpec]
+needs_ray, needs_submitit = (
+    pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"{name} is not installed")
+    for name in ("ray", "submitit")
+)
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +97,7 @@ def check(outcomes: list[Outcome], expected: dict[int, float]) -> None:
     assert found[1].record is not None and found[1].record.resumed == 1
 
 
+@needs_ray
 def test_ray_gives_the_same_results_though_a_worker_is_killed(
     data: Path, specs: list[RunSpec], expected: dict[int, float], tmp_path: Path
 ) -> None:
@@ -115,6 +121,7 @@ def test_ray_gives_the_same_results_though_a_worker_is_killed(
         launcher.close()
 
 
+@needs_submitit
 def test_submitit_gives_the_same_results_though_a_worker_is_killed(
     data: Path,
     specs: list[RunSpec],
@@ -157,7 +164,11 @@ def sweep(specs: Sequence[RunSpec]) -> Generator[Sequence[RunSpec], Any, list[Ru
 
 @pytest.mark.parametrize(
     ("launcher", "options"),
-    [("ray", []), ("slurm", ["cluster=local"]), ("slurm", ["cluster=local", "runs_per_job=1"])],
+    [
+        pytest.param("ray", [], marks=needs_ray),
+        pytest.param("slurm", ["cluster=local"], marks=needs_submitit),
+        pytest.param("slurm", ["cluster=local", "runs_per_job=1"], marks=needs_submitit),
+    ],
 )
 def test_branches_start_from_the_trunk_on_a_cluster_though_its_worker_is_killed(
     launcher: str,
@@ -188,6 +199,7 @@ def test_branches_start_from_the_trunk_on_a_cluster_though_its_worker_is_killed(
     assert not any((tmp_path / "runs" / ".trunks").iterdir()), "nothing waits for the trunk any more"
 
 
+@needs_ray
 def test_ray_reserves_the_gpus_of_a_run_together_on_one_node_or_several(
     data: Path, specs: list[RunSpec], expected: dict[int, float], tmp_path: Path
 ) -> None:
@@ -230,6 +242,7 @@ def test_ray_reserves_the_gpus_of_a_run_together_on_one_node_or_several(
         cluster.shutdown()
 
 
+@needs_submitit
 def test_a_slurm_job_makes_several_runs_in_one_process(
     data: Path, spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +262,7 @@ def test_a_slurm_job_makes_several_runs_in_one_process(
     assert trainers[0] != trainers[1] and len(set(trainers[1:])) == 1
 
 
+@needs_submitit
 def test_results_of_slurm_jobs_are_never_unpickled(
     data: Path, spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-import submitit
 
 from steepen.errors import SteepenError
 from steepen.launch.base import Job, LaunchContext
@@ -21,6 +20,7 @@ from steepen.launch.cost_estimate import GpusPerRun
 from steepen.launch.slurm import SlurmJob, SlurmLauncher
 from steepen.runs.spec import RunSpec
 
+submitit: Any = pytest.importorskip("submitit", reason="submitit is not installed")
 Spec = Callable[..., RunSpec]
 
 
