@@ -19,6 +19,7 @@ import argparse
 import gc
 import json
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -114,7 +115,6 @@ def busy_fraction(call: Call) -> float | None:
     """Part of a call's time in which the GPU runs a kernel; kernels on parallel streams count once."""
     if not ON_GPU:
         return None
-    call()
     synchronize(DEVICE)
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:
         call()
@@ -165,11 +165,6 @@ class Rank:
         self.optimizer.step(1e-4, 0)
         self.optimizer.zero_grad()
 
-    def closed_step(self) -> None:
-        """A whole step, with the wait for its weights."""
-        self.step()
-        self.optimizer.wait_for_weights()
-
     def compute(self) -> None:
         """Forward and backward alone."""
         fused = self.network.fused
@@ -214,42 +209,44 @@ def _owned_cost(pieces: Any, rank: int) -> float:
     )
 
 
-def timed(call: Call) -> float:
-    """Seconds of one call, on the GPU's clock."""
-    begin = timestamp()
-    call()
-    end = timestamp()
-    synchronize(DEVICE)
-    return seconds_between(begin, end)
-
-
 def set_bucket(mib: int) -> None:
     """Let buckets have this size, in MiB."""
     gradient_reducer.BUCKET_BYTES = sharded_optimizer.BUCKET_BYTES = mib * 2**20
 
 
-def transfers(rank: Rank, mib: int) -> dict[str, float]:
-    """Collectives of a step with buckets of this size, and what a model of their transfer leaves exposed."""
+def timed_step(rank: Rank, mib: int) -> dict[str, Any]:
+    """A step that follows another, whose weights it waits for, with buckets of this size."""
     set_bucket(mib)
-    reducer, world = rank.optimizer.reducer, rank.world
-    rank.closed_step()
+    reducer, optimizer, world = rank.optimizer.reducer, rank.optimizer, rank.world
+    optimizer.wait_for_weights()
     world.timeline.clear()
-    rank.step()  # its weights arrive in the forward of the next
-    reduced, sent, collectives = reducer.bytes_reduced, rank.optimizer.bytes_broadcast, len(world.timeline)
+    rank.step()
+    reduced, sent, before = reducer.bytes_reduced, optimizer.bytes_broadcast, len(world.timeline)
+    rank.muon_spans.clear()
     begin = timestamp()
     rank.step()
-    rank.optimizer.wait_for_weights()
     end = timestamp()
     synchronize(DEVICE)
     rate = NVLINK if world.size <= GPUS_PER_NODE else NETWORK
     return {
         "bucket_mib": mib,
-        "collectives": sum(what == "start" for _, what, _ in world.timeline[collectives:]),
-        "open_step_ms": 1e3 * seconds_between(begin, end),
+        "step_ms": 1e3 * seconds_between(begin, end),
+        "muon_ms": 1e3 * sum(seconds_between(*span) for span in rank.muon_spans),
+        "collectives": sum(what == "start" for _, what, _ in world.timeline[before:]),
         "gradient_gib": (reducer.bytes_reduced - reduced) / 2**30,
-        "weight_gib": (rank.optimizer.bytes_broadcast - sent) / 2**30,
+        "weight_gib": (optimizer.bytes_broadcast - sent) / 2**30,
         "exposed_ms_modelled": 1e3 * exposed_seconds(world.timeline, begin, rate),
     }
+
+
+def timed_compute(rank: Rank) -> float:
+    """Milliseconds of forward and backward alone."""
+    rank.optimizer.wait_for_weights()
+    begin = timestamp()
+    rank.compute()
+    end = timestamp()
+    synchronize(DEVICE)
+    return 1e3 * seconds_between(begin, end)
 
 
 def measure(depth: int, ranks: int, rule: SizeRule, args: Any) -> dict[str, Any]:
@@ -259,29 +256,29 @@ def measure(depth: int, ranks: int, rule: SizeRule, args: Any) -> dict[str, Any]
         torch.cuda.empty_cache()
     set_bucket(args.buckets[0])
     rank = make_rank(depth, ranks, rule, args)
-    rank.closed_step()  # makes the optimizer's state
+    rank.step()  # makes the optimizer's state
     if ON_GPU:
         torch.cuda.reset_peak_memory_stats()
-    rank.closed_step()
-    gib = torch.cuda.max_memory_allocated() / 2**30 if ON_GPU else None
-    rank.compute()
     heat_up(args.warm_up)
-    seconds: dict[str, list[float]] = {"step": [], "compute": [], "muon": []}
+    until = time.perf_counter() + args.seconds
+    steps: list[dict[str, Any]] = []
+    computes: list[float] = []
+    gib: float | None = None
     with PowerSampler() as sampler:
-        for _ in range(args.rounds):
-            rank.muon_spans.clear()
-            seconds["step"].append(timed(rank.closed_step))
-            seconds["muon"].append(sum(seconds_between(*span) for span in rank.muon_spans))
-            seconds["compute"].append(timed(rank.compute))
-    step, compute, muon = map(statistics.median, seconds.values())
-    by_bucket = [transfers(rank, mib) for mib in args.buckets]
+        while not steps or time.perf_counter() < until:
+            steps.append(timed_step(rank, args.buckets[0]))
+            gib = gib or (torch.cuda.max_memory_allocated() / 2**30 if ON_GPU else None)
+            computes.append(timed_compute(rank))
+    step, muon = (statistics.median(one[name] for one in steps) for name in ("step_ms", "muon_ms"))
+    compute = statistics.median(computes)
+    others = [timed_step(rank, mib) for mib in args.buckets[1:]]
     set_bucket(args.buckets[0])
-    exposed = by_bucket[0]["exposed_ms_modelled"] / 1e3
     return {
         "arm": args.arm, "depth": depth, "ranks": ranks, "rows": rank.rows, "micro_batch": rank.micro_batch,
-        "step_ms": 1e3 * step, "compute_ms": 1e3 * compute, "muon_ms": 1e3 * muon,
-        "rank_share": 1 - compute / step, "muon_share": muon / step, "busy": busy_fraction(rank.closed_step),
-        "gib": gib, "transfers": by_bucket, "efficiency": compute / (step + exposed), **power(sampler),
+        "rounds": len(steps), "step_ms": step, "compute_ms": compute, "muon_ms": muon,
+        "rank_share": 1 - compute / step, "muon_share": muon / step, "busy": busy_fraction(rank.step),
+        "gib": gib, "efficiency": compute / (step + steps[-1]["exposed_ms_modelled"]), **power(sampler),
+        "transfers": [steps[-1], *others],
     }  # fmt: skip
 
 
@@ -295,7 +292,7 @@ def show(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Print one row per depth and number of ranks, and below it one per size of buckets."""
+    """Print one row per number of ranks and depth, and below it one per size of buckets."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -305,8 +302,8 @@ def main() -> None:
     parser.add_argument("--buckets", type=int, nargs="+", default=[gradient_reducer.BUCKET_BYTES // 2**20])
     parser.add_argument("--rows", type=int, default=16, help="largest micro-batch, in sequences")
     parser.add_argument("--batch-tokens", type=int, help="of all ranks; default: the recipe's")
-    parser.add_argument("--rounds", type=int, default=3, help="steps, alternating with compute alone")
-    parser.add_argument("--warm-up", type=float, default=1.0, help="seconds of GEMMs before")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of steps, alternating with compute alone")
+    parser.add_argument("--warm-up", type=float, default=0.5, help="seconds of GEMMs before")
     parser.add_argument("--tiny", action="store_true", help="tiny models, on any machine")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -317,8 +314,8 @@ def main() -> None:
         rule = SizeRule(aspect=16, head_dim=16, mlp_multiple=16, context=32, vocabulary=256)
     found: list[dict[str, Any]] = []
     with configure_backends(DEVICE):
-        for depth in args.depths:
-            for ranks in args.ranks:
+        for ranks in args.ranks:
+            for depth in args.depths:
                 found.append(measure(depth, ranks, rule, args))
                 if not args.json:
                     lines = [show(found[-1]), *(f"  {show(each)}" for each in found[-1]["transfers"])]

@@ -69,7 +69,7 @@ def test_block_speed_prints_a_row_per_arm(script: Script) -> None:
 
 
 def test_rank_work_prints_a_row_per_number_of_ranks(script: Script) -> None:
-    words = ["--tiny", "--ranks", "2", "4", "--rounds", "1", "--warm-up", "0", "--json"]
+    words = ["--tiny", "--ranks", "2", "4", "--seconds", "0", "--warm-up", "0", "--json"]
     rows = json.loads(script("rank_work.py", *words)[1])
     assert [row["ranks"] for row in rows] == [2, 4]
     for row in rows:
