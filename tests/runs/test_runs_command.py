@@ -160,6 +160,8 @@ def test_conditions_columns_and_sorting_by_any_field(
     # `finished` is a field too, the time at which a run ended.
     finished = listed(capsys, mixed, "--where", "status=finished")
     assert finished and finished == listed(capsys, mixed, "--where", 'status == "finished"')
+    others = listed(capsys, mixed, "--where", "status!=finished")
+    assert others and others == listed(capsys, mixed, "--where", 'status != "finished"')
     assert {row["seed"] for row in listed(capsys, mixed, "--where", "status in ('failed', 'waiting')")} == {
         3,
         5,

@@ -119,8 +119,8 @@ class _Parser:
             return None
         name, sign, values = match.groups()
         is_field = name in self.known or self.aliases(name) in self.known
-        # Two fields, or arithmetic. `=` compares with a value, also one that names a field: status=finished.
-        if (values in self.known and sign != "=") or not (is_field or name.isidentifier()):
+        # Two fields, or arithmetic. `=` and `!=` compare with a value, also one that names a field, finished.
+        if (values in self.known and sign not in ("=", "!=")) or not (is_field or name.isidentifier()):
             return None
         field, number = self.field(name), number_of(values)
         if sign in _ORDERED:
