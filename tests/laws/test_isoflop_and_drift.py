@@ -39,6 +39,14 @@ def test_vertex_height_and_curvature_of_a_parabola_are_recovered() -> None:
     assert vertex.interior
 
 
+def test_no_runs_at_all_are_an_error_and_no_empty_mean(recwarn: pytest.WarningsRecorder) -> None:
+    """As where every run of a study's sweeps diverged."""
+    none = np.array([])
+    with pytest.raises(UsageError, match="no budget has three different x"):
+        fit_isoflop(none, none, none)
+    assert not list(recwarn)
+
+
 def test_vertex_outside_the_sweep_is_censored_and_gives_the_best_measured() -> None:
     x, loss = sweep(10.0, 3.0, (0.1, 0.2, 0.3, 0.5))
     vertex = find_vertex(x, loss)

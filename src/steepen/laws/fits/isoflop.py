@@ -216,7 +216,7 @@ def group_budgets(budget: Array, tolerance: float = 0.01) -> list[NDArray[np.int
     """Row indices of each budget, lowest first; neighbours within `tolerance` are one budget."""
     order = np.argsort(budget, kind="stable")
     gaps = np.flatnonzero(np.diff(np.log(budget[order])) > math.log1p(tolerance)) + 1
-    return [np.asarray(part) for part in np.split(order, gaps)]
+    return [np.asarray(part) for part in np.split(order, gaps) if len(part)]
 
 
 def _ols(u: Array, v: Array) -> tuple[Array, float, float]:
