@@ -1,6 +1,6 @@
 """Put ladders together from runs at several rates, and count the planted errors that are found in them.
 
-    python benchmarks/mistuned_ladders.py                                  # simulated ladders, a minute
+    python benchmarks/mistuned_ladders.py                                  # simulated ladders, two minutes
     python benchmarks/mistuned_ladders.py --runs runs/mistuned             # trained, two CPU cores
     python benchmarks/mistuned_ladders.py --runs runs/mistuned --preset mini --data data/fineweb   # a GPU
 
@@ -8,6 +8,9 @@ Simulated ladders differ as tuned ladders of `tiny` and `mini` do, and answer to
 of them. With `--runs` an arm's rungs are trained at 1/2 to 2 times its rate with several seeds (finished runs
 are used again). Ladders are drawn from them, a seed for each rung: all at the recipe's rate (false alarms),
 one rung at twice or half of it, and a rate that drifts from half to twice, or back, along the ladder.
+
+Of simulated ladders alone the best test is printed beside: the one that finds most on average of any test
+with 5% false alarms. It knows the sizes of responses, noise and trends exactly, but not which error there is.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from scipy import stats
+from scipy.special import logsumexp
 
 from steepen.launch.base import LaunchContext, make_launcher
 from steepen.model.arms import find_arm
@@ -31,15 +34,11 @@ from steepen.studies.context import StudyContext, open_data
 from steepen.studies.driver.drive import drive
 from steepen.studies.mistuning import RunTrace, find_mistuned, read_trace
 from steepen.studies.preset import load_preset
+from steepen.studies.tuned_ladder import OWN, RUNG, SHARED
 from steepen.utils.arrays import Array
 
 MULTIPLES = (0.5, math.sqrt(0.5), 1.0, math.sqrt(2), 2.0)
-DRAWS = 100  # ladders of each kind
-# How tuned ladders differ (docs/log.md): standard deviations of the slope per unit of log compute, and of the
-# ends above the middle, for the four numbers of a run; of what a preset's arms share, and of an arm.
-SHARED = ((0.0, 0.010, 0.0, 0.02), (0.010, 0.015, 0.05, 0.12))
-OF_ARM = ((0.0, 0.007, 0.0, 0.063), (0.008, 0.010, 0.046, 0.075))
-NOISE = np.array([0.0035, 0.0045, 0.05, 0.05])  # of the numbers of a simulated run
+DRAWS, TUNED = 400, 2000  # ladders of each error, and without one
 Traces = dict[tuple[int, float, int], RunTrace]  # by depth, multiple and seed
 
 
@@ -58,7 +57,7 @@ def score(traces: Traces, rng: np.random.Generator, *, trends: bool = False) -> 
         own = [seeds[int(rng.integers(len(seeds)))] for seeds in choices]
         x = np.log([trace.flops for trace in own])
         x -= x.mean()
-        trend = shared + rng.normal(0.0, OF_ARM)
+        trend = shared + rng.normal(0.0, np.where(np.isfinite(OWN), OWN, 0.0))
         along = trends * (np.outer(x, trend[0]) + np.outer((x / np.abs(x).max()) ** 2, trend[1]))
         return [
             replace(
@@ -70,17 +69,19 @@ def score(traces: Traces, rng: np.random.Generator, *, trends: bool = False) -> 
         ]  # fmt: skip
 
     right = [1.0] * len(depths)
-    drift = [2 ** (2 * i / (len(depths) - 1) - 1) for i in range(len(depths))]
-    drift = [min(MULTIPLES, key=lambda one, at=at: abs(math.log(one / at))) for at in drift]
+    drift = [
+        min((m for d, m in known if d == depth), key=lambda one, at=at: abs(math.log(one / at)))
+        for depth, at in zip(depths, drifting(len(depths)), strict=True)
+    ]
 
     def share(kinds: Sequence[float], depth: int | None, *, beside: bool) -> float:
-        hits = 0
-        for _ in range(DRAWS):
+        hits, draws = 0, TUNED if kinds == right else DRAWS
+        for _ in range(draws):
             shared = rng.normal(0.0, SHARED)
             ladder = draw(kinds, shared) + (draw(right, shared, "other") if beside else [])
             found = [one for one in find_mistuned(ladder) if one.ladder == "drawn"]
             hits += any(depth is None or one.depth == depth for one in found)
-        return hits / DRAWS
+        return hits / draws
 
     for beside in (False, True):
         print("beside a ladder at the recipe's rate:" if beside else "alone:")
@@ -93,7 +94,12 @@ def score(traces: Traces, rng: np.random.Generator, *, trends: bool = False) -> 
             words = ", ".join(f"d{depth} {one:.0%}" for depth, one in zip(depths, each, strict=True))
             print(f"  one rung at {multiple:g} times       {np.mean(each):.1%} ({words})")
         print(f"  drift up                  {share(drift, None, beside=beside):.1%}")
-        print(f"  drift down                {share(drift[::-1], None, beside=beside):.1%}")
+        print(f"  drift down                {share(drift[::-1], None, beside=beside):.1%}", flush=True)
+
+
+def drifting(rungs: int) -> list[float]:
+    """Multiples of the rate that drifts from half to twice."""
+    return [2 ** (2 * i / (rungs - 1) - 1) for i in range(rungs)]
 
 
 def means(multiple: float) -> tuple[float, float, float, float]:
@@ -107,10 +113,10 @@ def simulate(rng: np.random.Generator, rungs: int, ratio: float, seeds: int = 40
     """Runs at rungs whose compute grows by a ratio, with noise."""
     found: Traces = {}
     for i in range(rungs):
-        for multiple in MULTIPLES:
+        for multiple in sorted({0.5, 1.0, 2.0, *drifting(rungs)}):
             tuned = np.array([1.5 - 0.06 * i, 0.25, 0.5 - 0.2 * i, 1.0])
             for seed in range(seeds):
-                a, b, c, d = (tuned + means(multiple) + NOISE * rng.standard_normal(4)).tolist()
+                a, b, c, d = (tuned + means(multiple) + np.array(RUNG) * rng.standard_normal(4)).tolist()
                 found[i + 2, multiple, seed] = RunTrace(
                     "run", "arm", "arm", i + 2, seed, 1e10 * ratio**i, 5000, multiple, "", a, b, c, d, 0.0,
                     None,
@@ -118,41 +124,70 @@ def simulate(rng: np.random.Generator, rungs: int, ratio: float, seeds: int = 40
     return found
 
 
-def best_power(multiples: Sequence[float], ratio: float) -> float:
-    """How often an error is found by the best test with 5% false alarms that knows which error there may be.
+def print_best(rungs: int, ratio: float, rng: np.random.Generator) -> None:
+    """Print what the best test would find in a simulated ladder alone, by the Neyman-Pearson lemma.
 
-    It is linear, and knows responses, noise and trends exactly, but for the slopes of loss and gradients.
+    It sums the odds of all errors, those of a rung weighing what they do in `tuned_ladder`.
     """
-    rungs = len(multiples)
     x = np.arange(rungs) * math.log(ratio)
     x -= x.mean()
-    response = np.array([means(multiple) for multiple in multiples])
-    slopes, bends = (np.hypot(shared, own) for shared, own in zip(SHARED, OF_ARM, strict=True))
-    squared = 0.0
+    up = drifting(rungs)
+    kinds = [[m if k == i else 1.0 for k in range(rungs)] for m in (0.5, 2.0) for i in range(rungs)]
+    kinds += [up, up[::-1]]
+    places = np.array([*range(rungs), *range(rungs), -1, -1])
+    weights = np.where(places < 0, 0.1 * rungs / 2, (1 - 0.1 * rungs) / (2 * rungs))
+    responses = np.array([[means(multiple) for multiple in kind] for kind in kinds])
+    slopes, bends = (np.hypot(shared, own) for shared, own in zip(SHARED, OWN, strict=True))
+    products = np.zeros((len(kinds), len(kinds)))
     for k in range(4):
-        free = slopes[k] or 1e3  # what tuned ladders of any size may have
-        shapes = ((np.ones(rungs), 1e3), (x, free), ((x / x.max()) ** 2, bends[k]))
-        covariance = NOISE[k] ** 2 * np.eye(rungs)
-        for shape, size in shapes:
+        covariance = RUNG[k] ** 2 * np.eye(rungs)
+        for shape, size in ((np.ones(rungs), 1e3), (x, min(slopes[k], 1e3)), ((x / x.max()) ** 2, bends[k])):
             covariance += size**2 * np.outer(shape, shape)
-        squared += float(response[:, k] @ np.linalg.solve(covariance, response[:, k]))
-    return float(stats.norm.sf(stats.norm.isf(0.05) - math.sqrt(squared)))
-
-
-def print_best(rungs: int, ratio: float) -> None:
-    """Print what the best test would find in a simulated ladder alone."""
-    parts: list[str] = []
-    for multiple in (0.5, 2.0):
-        each = [best_power([multiple if k == i else 1.0 for k in range(rungs)], ratio) for i in range(rungs)]
-        parts.append(f"one rung at {multiple:g} times {np.mean(each):.0%} ({min(each):.0%} at an end)")
-    up = [2 ** (2 * i / (rungs - 1) - 1) for i in range(rungs)]
-    parts.append(f"a drift up {best_power(up, ratio):.0%}, down {best_power(up[::-1], ratio):.0%}")
-    print(f"the best test of a known kind would find alone: {'; '.join(parts)}")
+        products += responses[:, :, k] @ np.linalg.solve(covariance, responses[:, :, k].T)
+    values, vectors = np.linalg.eigh((products + products.T) / 2)
+    draws = rng.standard_normal((20_000, len(kinds))) * np.sqrt(np.maximum(values, 0.0)) @ vectors.T
+    constant = np.log(weights) - np.diag(products) / 2
+    limit = np.quantile(logsumexp(draws + constant, axis=1), 0.95)
+    shares: list[float] = []
+    for i, place in enumerate(places):
+        odds = draws + products[i] + constant
+        found = logsumexp(odds, axis=1) > limit
+        shares.append(float(np.mean(found & ((place < 0) | (places[odds.argmax(axis=1)] == place)))))
+    half, twice = np.mean(shares[:rungs]), np.mean(shares[rungs:-2])
+    print(f"the best test, alone: half {half:.1%}, twice {twice:.1%}, ", end="")
+    print(f"drift up {shares[-2]:.1%}, down {shares[-1]:.1%}", flush=True)
 
 
 def study(specs: Sequence[RunSpec]) -> Generator[Sequence[RunSpec], list[RunRecord], list[RunRecord]]:
     """A study of one batch."""
     return (yield specs)
+
+
+def train(chosen: argparse.Namespace) -> Traces:
+    """Traces of runs at the rates that the planted errors need, trained where the store has none."""
+    preset, arm = load_preset(chosen.preset), find_arm(chosen.arm)
+    path, facts = open_data(preset, chosen.data, chosen.runs, False, (chosen.runs / "studies", "mistuned"))
+    context, store = StudyContext(preset, facts), RunStore(chosen.runs)
+    recipe = context.recipe(arm)
+    depths = chosen.depths or preset.depths(arm)
+    up = [min(MULTIPLES, key=lambda one, at=at: abs(math.log(one / at))) for at in drifting(len(depths))]
+    specs: dict[tuple[int, float, int], RunSpec] = {}
+    for seed in range(chosen.seeds):
+        for depth, *drifted in zip(depths, up, up[::-1], strict=True):
+            for multiple in sorted({0.5, 1.0, 2.0, *drifted}):
+                run = recipe.at(arm, depth, context.size_rule)
+                rate = run.hyperparameters.learning_rate * multiple
+                run = replace(run, hyperparameters=replace(run.hyperparameters, learning_rate=rate))
+                specs[depth, multiple, seed] = context.spec(run, seed=seed)
+    launcher = make_launcher("local", LaunchContext(path, store), chosen.jobs, chosen.launcher_option)
+    drive(study(list(specs.values())[::-1]), store, launcher)  # the longest first
+    traces: Traces = {}
+    for key, spec in specs.items():
+        record = store.record(spec)
+        trace = None if record is None else read_trace(store.run(spec), record)
+        if trace is not None:
+            traces[key] = trace
+    return traces
 
 
 def main() -> int:
@@ -162,35 +197,20 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=None)
     parser.add_argument("--arm", default="vanilla")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--depths", type=int, nargs="+", default=None, help="instead of the preset's")
+    parser.add_argument("--rungs", type=int, nargs="+", default=[4, 5, 6, 7, 8], help="of simulated ladders")
     parser.add_argument("--jobs", type=int, default=None)
+    parser.add_argument("--launcher-option", action="append", default=[], metavar="NAME=VALUE")
     chosen = parser.parse_args()
     rng = np.random.default_rng(0)
     if chosen.runs is None:
-        for rungs, ratio in ((5, 2.0), (7, 2.5)):
+        for rungs in chosen.rungs:
+            ratio = 2.5
             print(f"\n{rungs} rungs, each with {ratio:g} times the compute of the one before")
-            print_best(rungs, ratio)
+            print_best(rungs, ratio, rng)
             score(simulate(rng, rungs, ratio), rng, trends=True)
         return 0
-    preset, arm = load_preset(chosen.preset), find_arm(chosen.arm)
-    path, facts = open_data(preset, chosen.data, chosen.runs, False, (chosen.runs / "studies", "mistuned"))
-    context, store = StudyContext(preset, facts), RunStore(chosen.runs)
-    recipe = context.recipe(arm)
-    specs: dict[tuple[int, float, int], RunSpec] = {}
-    for seed in range(chosen.seeds):
-        for depth in preset.depths(arm):
-            for multiple in MULTIPLES:
-                run = recipe.at(arm, depth, context.size_rule)
-                rate = run.hyperparameters.learning_rate * multiple
-                run = replace(run, hyperparameters=replace(run.hyperparameters, learning_rate=rate))
-                specs[depth, multiple, seed] = context.spec(run, seed=seed)
-    launcher = make_launcher("local", LaunchContext(path, store), chosen.jobs)
-    drive(study(list(specs.values())), store, launcher)
-    traces: Traces = {}
-    for key, spec in specs.items():
-        record = store.record(spec)
-        trace = None if record is None else read_trace(store.run(spec), record)
-        if trace is not None:
-            traces[key] = trace
+    traces = train(chosen)
     for (depth, multiple, seed), trace in traces.items():
         print(f"d{depth} ×{multiple:.3g} seed {seed}: " + " ".join(f"{one:+.4f}" for one in trace.numbers))
     score(traces, rng)

@@ -22,12 +22,10 @@ from steepen.runs.store import RunStore
 from steepen.studies.driver.journal import Journal
 from steepen.studies.driver.study_status import study_status, with_mistuned
 from steepen.studies.mistuning import RunTrace, find_mistuned, mistuned_runs, read_trace
+from steepen.studies.tuned_ladder import LEVEL, OWN, RUNG, SHARED, off_the_curve
 
 ROOT2 = math.sqrt(2)
-
-
-SHARED = ((0.0, 0.010, 0.0, 0.02), (0.010, 0.015, 0.05, 0.12))  # slopes and bends of a preset, and of an arm
-OF_ARM = ((0.0, 0.007, 0.0, 0.063), (0.008, 0.010, 0.046, 0.075))
+OF_ARM = np.where(np.isfinite(OWN), OWN, 0.0)
 
 
 def ladder(
@@ -43,7 +41,9 @@ def ladder(
     `shared` are the slopes and bends that ladders of a preset have in common.
     """
     found: list[RunTrace] = []
-    slopes, bends = (0.0 if shared is None else shared) + rng.normal(0.0, OF_ARM)
+    slopes, bends = (0.0 if shared is None else shared) + rng.normal(
+        0.0, np.where(np.isfinite(OWN), OWN, 0.0)
+    )
     middle = (len(multiples) - 1) / 2
     for i, multiple in enumerate(multiples):
         wrong = math.log2(multiple)
@@ -52,7 +52,7 @@ def ladder(
         stream = 1.0 + 0.35 * high + 0.4 * low if streams else math.nan
         numbers = np.array([loss, 0.25 - 0.04 * wrong, 0.5 - 0.2 * i + 0.5 * high**2, stream])
         numbers += slopes * math.log(2.5) * (i - middle) + bends * (i / middle - 1) ** 2
-        a, b, c, d = (numbers + [0.0035, 0.0045, 0.05, 0.05] * rng.standard_normal(4)).tolist()
+        a, b, c, d = (numbers + np.array(RUNG) * rng.standard_normal(4)).tolist()
         place = (f"{name}{i}", name, name, i + 2, 0, 1e10 * 2.5**i, 1000, multiple, f"{name} {i}")
         found.append(RunTrace(*place, a, b, c, d, 0, None))
     return found
@@ -96,6 +96,46 @@ def test_runs_whose_residual_stream_was_not_written_are_judged_by_the_rest(besid
     for multiple, factor in ((0.5, ROOT2), (2.0, math.sqrt(0.5))):
         multiples = [1.0, 1.0, 1.0, multiple, 1.0, 1.0, 1.0]
         assert share(multiples, 5, factor, beside, streams=False) >= 0.8
+
+
+@pytest.mark.parametrize("rungs", [4, 8])
+def test_the_limit_is_that_of_the_ladders_own_rungs(rungs: int) -> None:
+    """False alarms are as many in short ladders as in long ones, of long runs and of short ones."""
+    rng, draws = np.random.default_rng(2), 800
+    x = np.linspace(0.0, (rungs - 1) * math.log(2.5), rungs)
+    along = x - x.mean()
+    trend = np.hypot(SHARED, OF_ARM)
+    for steps in (5000, 200):
+        short = np.sqrt(
+            (1 + np.array([400, 400, 1000, 2000]) / steps) / (1 + np.array([400, 400, 1000, 2000]) / 5000)
+        )
+        alarms = 0
+        for _ in range(draws):
+            slopes, bends = rng.normal(0.0, trend)
+            numbers = np.outer(along, slopes) + np.outer((along / along.max()) ** 2, bends)
+            numbers += np.array(RUNG) * rng.standard_normal((rungs, 4))
+            alarms += bool(off_the_curve(x, short * numbers, np.full(rungs, steps)))
+        assert 0.4 * LEVEL < alarms / draws < 1.4 * LEVEL, steps
+
+
+def test_depths_of_one_compute_in_another_ladder_warn_of_nothing(recwarn: pytest.WarningsRecorder) -> None:
+    """They have a mean, and the others are judged beside them."""
+    rng = np.random.default_rng(6)
+    own, other = (ladder(rng, [1.0] * 6, name) for name in ("own", "other"))
+    other[1:1] = [replace(other[0], depth=20, setting="other 20")]
+    assert find_mistuned([*own, *other]) == () and not list(recwarn)
+
+
+def test_another_ladder_tells_what_bends_all(rungs: int = 7) -> None:
+    """A drift is found more often beside a ladder that has its trends, and the trend of all is no alarm."""
+    rng, alone, beside, draws = np.random.default_rng(7), 0, 0, 150
+    up = [2 ** (2 * i / (rungs - 1) - 1) for i in range(rungs)]
+    for _ in range(draws):
+        shared = rng.normal(0.0, SHARED)
+        own, other = ladder(rng, up, shared=shared), ladder(rng, [1.0] * rungs, "other", shared=shared)
+        alone += bool(find_mistuned(own))
+        beside += any(one.ladder == "arm" for one in find_mistuned([*own, *other]))
+    assert beside > alone >= 0.8 * draws
 
 
 def test_sizes_at_one_compute_are_no_ladder() -> None:

@@ -5,61 +5,31 @@ them changes smoothly with compute. Four numbers of a run are compared with thos
 rungs, and with other ladders of the study where there are any: its final loss, how far the loss still fell
 after its first twentieth, the early gradient norm over the late one, and the size of the final residual
 stream. Too low a rate leaves loss and fall high and the stream small; too high a rate leaves a small
-fall, large early gradients and a large stream. These signatures, at one rung or growing along the ladder,
-are looked for against what tuned ladders have too (`Scatter`). `find_mistuned` decides; status, page and
-verdicts show what it finds.
+fall, large early gradients and a large stream. `tuned_ladder` tells such errors from what tuned ladders have
+too; `find_mistuned` decides; status, page and verdicts show what it finds.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from scipy import stats
 
 from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory, read_metrics
+from steepen.studies.tuned_ladder import BOTH, MIN_RUNGS, Numbers, off_the_curve
 from steepen.utils.arrays import Array
 
 Kind = Literal["rate", "drift", "spike", "decay", "edge"]
-Numbers = tuple[float, float, float, float]  # log loss, fall, log gradient ratio, log stream
 
-LEVEL = 0.05  # of a false alarm among the rungs of a ladder
-MIN_RUNGS, MIN_STEPS = 4, 20
+MIN_STEPS = 20
 MIN_SPAN = 2.0  # of a ladder's compute: sizes at one compute have a best one, not a smooth curve
 MIN_STREAM_STEPS = 64  # in fewer the stream explodes at the best rate (45 steps of `tiny` d2)
-FEW_STEPS = 300  # with so many the variance of a stream is twice that of a long run's
-
-
-STREAM = 3  # its place among the numbers
 LARGE_STREAM = 1.5  # log of its size, above which it explodes with the rate and counts by its logarithm
-
-
-@dataclass(frozen=True)
-class Scatter:
-    """How far the numbers of a well-tuned ladder are from constant ones: standard deviations, in order.
-
-    `rung` is that of a rung, `slope` of the change per unit of log compute (infinite: any), and `bend` of the
-    ends of a ladder, above or below the middle (benchmarks/mistuned_ladders.py; docs/log.md).
-    """
-
-    rung: Numbers
-    slope: Numbers
-    bend: Numbers
-
-
-# Of a ladder alone, and of the difference from other ladders, whose trends bend alike.
-ALONE = Scatter((0.005, 0.006, 0.08, 0.06), (math.inf, 0.010, math.inf, 0.07), (0.015, 0.020, 0.10, 0.13))
-BESIDE = Scatter((0.006, 0.007, 0.08, 0.07), (math.inf, 0.010, math.inf, 0.09), (0.011, 0.014, 0.07, 0.11))
-# Tests that a ladder's four of a drift, and the five of a rung, count for: they overlap, and scatters are
-# rounded up.
-DRIFT_TESTS, RUNG_TESTS = 3, 3
-PRIOR_FREEDOM = 12  # for how many degrees of freedom they count beside those of the ladder itself
-BOTH = (math.sqrt(2), math.sqrt(0.5))
 SPIKE, SPIKE_SCATTER = 0.1, 8.0  # of log loss over its running median, and in deviations of it
 UNFINISHED = 0.2  # of the peak rate at the last step
 
@@ -218,10 +188,8 @@ def find_mistuned(traces: Iterable[RunTrace]) -> tuple[Mistuning, ...]:
         alone = len({(trace.depth, trace.seed) for trace in own}) == len(own)
         if len(x) >= MIN_RUNGS and alone and x[-1] - x[0] >= math.log(MIN_SPAN):
             others = [(rungs[other][0], rungs[other][1]) for other in rungs if other != name]
-            others = _alike(x, others)
-            left = numbers - _expected(x, others) if others else numbers
             steps = np.array([top.steps for top in tops])
-            for one in _off_the_curve(x, left, steps, BESIDE if others else ALONE):
+            for one in off_the_curve(x, numbers, steps, _alike(x, others)):
                 place = -1 if one.rung is None else one.rung
                 kind: Kind = "drift" if one.rung is None else "rate"
                 if kind == "drift" or tops[place].depth not in marked:
@@ -288,109 +256,3 @@ def _alike(x: Array, others: Sequence[tuple[Array, Array]]) -> list[tuple[Array,
         for at, numbers in others
         if len(at) >= MIN_RUNGS and min(x[-1], at[-1]) - max(x[0], at[0]) >= 0.75 * span
     ]
-
-
-def _expected(x: Array, others: Sequence[tuple[Array, Array]]) -> Array:
-    """The median over other ladders at the compute of this one's rungs; the ends go on straight."""
-    found: list[Array] = []
-    for at, numbers in others:
-        columns = [np.interp(x, at, column) for column in numbers.T]
-        for column, values in zip(columns, numbers.T, strict=True):
-            for outside, (i, j) in ((x < at[0], (0, 1)), (x > at[-1], (-1, -2))):
-                slope = (values[i] - values[j]) / (at[i] - at[j])
-                column[outside] = values[i] + slope * (x[outside] - at[i])
-        found.append(np.stack(columns, axis=1))
-    return np.median(found, axis=0)
-
-
-@dataclass(frozen=True)
-class _Error:
-    """An error of the rate at a rung, or along the ladder (None); how the numbers answer, in deviations."""
-
-    rung: int | None
-    factor: float | None  # of the rate that checks it
-    response: Array  # (rungs, numbers)
-    p_value: float = 1.0
-
-
-def _response(off: Array, *, stream: bool = True) -> Array:
-    """What rates that are off by powers of two do to the numbers, in deviations (rungs, numbers).
-
-    The loss rises on both sides, and less where the rate is too high; gradients only rise where it is.
-    The stream tells most, but that of some arms does not change with the rate.
-    """
-    high, low = np.maximum(off, 0.0), np.minimum(off, 0.0)
-    loss = low**2 + 0.5 * high**2
-    if not stream:
-        return np.stack([loss, -off, high**2, 0 * off], axis=1)
-    return np.stack([loss, -off, 3 * high**2, 3 * off], axis=1)
-
-
-def _errors(x: Array) -> list[_Error]:
-    """The errors that are looked for in a ladder."""
-    low, high = BOTH
-    found: list[_Error] = []
-    off = 2 * (x - x[0]) / (x[-1] - x[0]) - 1
-    for stream in (True, False):
-        for i in range(len(x)):
-            here = (np.arange(len(x)) == i).astype(float)
-            found.append(_Error(i, low, _response(-here, stream=stream)))
-            found.append(_Error(i, high, _response(here, stream=stream)))
-        found.append(_Error(None, high, _response(off, stream=stream)))
-        found.append(_Error(None, low, _response(-off, stream=stream)))
-    return found + [_Error(i, None, np.outer(np.arange(len(x)) == i, [1.0, 0, 0, 0])) for i in range(len(x))]
-
-
-def _off_the_curve(x: Array, numbers: Array, steps: Array, scatter: Scatter) -> list[_Error]:
-    """Rungs off the curve of the others, most significant first; a drift alone, if it is more so."""
-    found: list[_Error] = []
-    rungs = np.arange(len(x))
-    while len(rungs) >= MIN_RUNGS:
-        tuned = _TunedLadder(x[rungs], numbers[rungs], steps[rungs], scatter)
-        errors = _errors(x[rungs])
-        counts = {True: DRIFT_TESTS, False: RUNG_TESTS * len(rungs)}
-        tested = [replace(one, p_value=tuned.p_value(one) * counts[one.rung is None]) for one in errors]
-        best = min(tested, key=lambda one: one.p_value)
-        if best.p_value > LEVEL:
-            break
-        if best.rung is None:
-            return found or [best]
-        found.append(replace(best, rung=int(rungs[best.rung])))
-        rungs = np.delete(rungs, best.rung)
-    return found
-
-
-class _TunedLadder:
-    """Numbers of a ladder, and what they would be if it were tuned: a constant, and what `Scatter` allows."""
-
-    def __init__(self, x: Array, numbers: Array, steps: Array, scatter: Scatter) -> None:
-        self.numbers, self.unit = numbers, np.array(scatter.rung)
-        self.known = np.isfinite(numbers)
-        along = x - x.mean()
-        curve = (along / np.abs(along).max()) ** 2
-        self.weights: list[Array] = []  # inverse covariances of the rungs whose number is known
-        for k, (rung, slope, bend) in enumerate(zip(scatter.rung, scatter.slope, scatter.bend, strict=True)):
-            free = 1e3 * rung  # of what may be anything
-            shapes = ((np.ones(len(x)), free), (along, min(slope, free)), (curve, bend))
-            few = FEW_STEPS / steps if k == STREAM else np.zeros(len(x))
-            covariance = rung**2 * np.diag(1 + few)
-            for shape, size in shapes:
-                covariance += size**2 * np.outer(shape, shape)
-            own = self.known[:, k]
-            self.weights.append(np.asarray(np.linalg.inv(covariance[np.ix_(own, own)]), float))
-
-    def p_value(self, error: _Error) -> float:
-        """One-sided, of no such error: how far the numbers are along its response, in standard deviations."""
-        along, length, freedom = 0.0, 0.0, PRIOR_FREEDOM + len(self.numbers) - 2
-        for k, weights in enumerate(self.weights):
-            own = self.known[:, k]
-            values, response = self.numbers[own, k], error.response[own, k] * self.unit[k]
-            squared = float(response @ weights @ response)
-            if squared <= 0:
-                continue
-            size = float(response @ weights @ values)
-            # What is left without the error tells the scatter.
-            left = max(float(values @ weights @ values) - size**2 / squared, 0.0)
-            scale = (PRIOR_FREEDOM + left) / (PRIOR_FREEDOM + max(int(own.sum()) - 2, 0))
-            along, length = along + size / scale, length + squared / scale
-        return float(stats.t.sf(along / math.sqrt(length), freedom)) if length > 0 else 1.0
