@@ -25,7 +25,7 @@ MIN_RUNGS = 4
 DRAWS = 10_000  # of tuned ladders, for the limit
 FREEDOM = 60.0  # degrees of freedom for which the scatters below count, each number with its own scale
 LONG_STEPS = 5000  # of runs that have these scatters; the variances of others are as 1 + SHORT / steps
-SHORT = (400.0, 400.0, 1000.0, 2000.0)
+SHORT = (400.0, 400.0, 8000.0, 2000.0)
 
 
 RUNG: Numbers = (0.0035, 0.0045, 0.05, 0.05)  # standard deviation of a rung
