@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import json
 import math
+import random
 import re
 import shutil
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from steepen.launch.base import Outcome
+from steepen.laws.registered_forecasts import RegisteredForecast, ScoredForecast
+from steepen.model.arms import find_arm
 from steepen.recipe.flops import stored_parameters
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunStore
@@ -45,7 +51,13 @@ def load(path: Path) -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def publish() -> Callable[..., int]:
+def claims() -> ModuleType:
+    """tools/paper_claims.py, which publish_results.py imports from beside it."""
+    return load(ROOT / "tools" / "paper_claims.py")
+
+
+@pytest.fixture(scope="module")
+def publish(claims: ModuleType) -> Callable[..., int]:
     """tools/publish_results.py, which judges the authors' runs once."""
     main = load(ROOT / "tools" / "publish_results.py").main
     return lambda folder, *words: main([str(folder), *words])
@@ -185,7 +197,7 @@ def test_a_changed_loss_is_noticed(
         "### The ladder: 18 runs" in page
         and "| worse |" in page
         and "a decade (p = " in page
-        and "| – | not measured |" in page
+        and "| – | not run |" in page
         and "The end." in page
     )
     assert re.search(r"\| vanilla \| 8 \| [0-9.]+ \(learning_rate 0\.0", page) and "(seed 1)" in page
@@ -198,3 +210,182 @@ def test_a_changed_loss_is_noticed(
     assert publish(folder, "--check") == 1
     assert "README.md: differs from runs.csv" in capsys.readouterr().out
     shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("rate", [0.04, 0.03])
+def test_runs_with_other_settings_make_the_older_ones_a_former_ladder(
+    rate: float, place: Path, context: StudyContext, studies: ModuleType, tmp_path: Path, claims: ModuleType
+) -> None:
+    tool = load(ROOT / "tools" / "publish_results.py")
+    for path in ("runs", "studies"):
+        shutil.copytree(place / path, tmp_path / "before" / path)
+    tool.add(tmp_path, tmp_path / "before" / "runs", tmp_path / "before" / "studies", 1)
+    before = tool.read_rows(tmp_path / "runs.csv")
+    again = RunStore(tmp_path / "again" / "runs")
+    vanilla = find_arm("vanilla")
+    recipe = replace(
+        context.recipe(vanilla), base=replace(context.recipe(vanilla).base, learning_rate=rate),
+        learning_rate_exponent=EXPONENT,
+    )  # fmt: skip
+    journal = Journal.open(tmp_path / "again" / "studies", "ladder", {"study": "ladder"}, again.root)
+    other = context.with_recipe(vanilla, recipe)
+    study = studies.noise(other, arms=["vanilla"], rungs=(6, 7, 8), seeds=(0,))
+    drive(study, again, Planted(context, again), journal=journal)
+    tool.add(tmp_path, again.root, tmp_path / "again" / "studies", 1)
+    rows = tool.read_rows(tmp_path / "runs.csv")
+    ladder = {(row["arm"], row["depth"], row["seed"]) for row in rows if row["study"] == "ladder"}
+    former = [row for row in rows if row["study"] == "former-ladder-2"]
+    journals = json.loads((tmp_path / "journals.json").read_text())
+    others = {key for key in ladder if key[0] == "operator-1"}
+    assert others == {("operator-1", str(depth), seed) for depth in (4, 5, 6, 7) for seed in "01"}
+    if rate == RATE:  # the recipe that the ladder has: a rung more
+        assert not former and len(rows) == len(before)  # the sweep around it had this one
+        assert ("vanilla", "8", "0") in ladder and ("vanilla", "4", "0") in ladder
+        return
+    assert ladder - others == {("vanilla", str(depth), "0") for depth in (6, 7, 8)}
+    assert {row["arm"] for row in former} == {"vanilla"} and len(former) == 8
+    assert {row["depth"] for row in rows if row["study"] == "former-ladder-2-top"} == {"10"}
+    assert {"ladder", "former-ladder-2"} <= journals.keys()
+    assert journals["former-ladder-2"]["name"] == "former-ladder-2"
+    assert {one["run"] for one in journals["former-ladder-2"]["runs"]} >= {row["run"] for row in former}
+
+
+ALL_ARMS = ("vanilla", "deep-vanilla", "operator-1", "loop-2", "untied-2", "deep-vanilla-grow", "loop-grow",
+            "untied-grow")  # fmt: skip
+# Compute multipliers over Vanilla at the lowest rung, and their growth per decade, as the paper has them.
+PAPERS = {
+    "vanilla": (1.0, 1.0), "deep-vanilla": (1.1, 1.0), "operator-1": (1.15, 1.35), "loop-2": (1.3, 1.3),
+    "untied-2": (1.6, 1.3), "deep-vanilla-grow": (1.2, 1.35), "loop-grow": (1.6, 1.75),
+    "untied-grow": (1.97, 1.75), "operator-1 (vanilla recipe)": (1.1, 1.0), "width-only-vanilla": (0.8, 1.0),
+    "width-only-operator-1": (0.96, 1.0), "loop-2-no-coda-injection": (1.0, 1.3),
+    "loop-2-nci-2-c-3": (0.9, 1.3), "random-loop-grow": (1.3, 1.75), "vanilla (adamw)": (0.5, 1.0),
+}  # fmt: skip
+STUDIES = {"operator-1 (vanilla recipe)": "transfer", "vanilla (adamw)": "adamw"}
+
+
+def ladder_rows(gains: Mapping[str, tuple[float, float]], noise: float = 2e-4) -> list[dict[str, Any]]:
+    """Rows of ladders that reach Vanilla's loss with so many times less compute, more a decade."""
+    generator = random.Random(7)
+    rows: list[dict[str, Any]] = []
+    for arm, (multiplier, growth) in gains.items():
+        study = "ladder" if arm in ALL_ARMS else STUDIES.get(arm, "ablations-x")
+        for seed in (0, 1):
+            for depth, flops in enumerate(10 ** (14 + 0.4 * k) for k in range(6)):
+                worth = flops * multiplier * growth ** math.log10(flops / 1e14)
+                loss = 1.9 + 1.6 * (worth / 1e15) ** -0.12 + generator.gauss(0, noise)
+                grown, twice = "grow" in arm, arm.endswith("-2") or "deep" in arm
+                kl = 4 + depth // 2 + (8 if grown else 4 if twice else 0)
+                rows.append({
+                    "study": study, "arm": arm, "depth": str(depth + 4), "seed": str(seed), "tokens": "1e7",
+                    "parameters": "1e6", "flops": str(flops), "loss": str(loss), "weight_decay": "0.1",
+                    "kl_depth_1": str(kl), "kl_depth_2": "4",
+                })  # fmt: skip
+    return rows
+
+
+def sweep_row(study: str, arm: str, depth: int, flops: float, loss: float, **more: float) -> dict[str, Any]:
+    row = {"tokens": 1e7, "parameters": 1e6, "weight_decay": 0.1, "rho": 0.3, **more}
+    return {"study": study, "arm": arm, "depth": str(depth), "seed": "0", "flops": str(flops),
+            "loss": str(loss), **{name: str(value) for name, value in row.items()}}  # fmt: skip
+
+
+def sweep_rows(*, agrees: bool) -> list[dict[str, Any]]:
+    """Sweeps whose optima are where the paper has them, or the other way round."""
+    rows: list[dict[str, Any]] = []
+    depths, loops = (4, 5, 6, 8), {1: "operator-1", 2: "loop-2", 3: "loop-3", 4: "loop-4"}
+    for (count, arm), depth in product(loops.items(), depths):
+        flops = 1e14 * depth**2 * (1 + 0.4 * (count - 1))
+        best = 1.5 if agrees else 3.2  # on fresh data
+        if count < 4:
+            loss = 3 - 0.3 * math.log(flops / 1e15) + 0.2 * math.log(count / best) ** 2
+            rows.append(sweep_row("passes", arm, depth, flops, loss))
+        if count == 3:
+            continue
+        for decay in (0.2, 0.5, 1.2, 3.0):  # on repeated data
+            risen = math.log(flops / 1e15) * (0.5 if agrees else -0.5)
+            loss = 3 - 0.3 * math.log(flops / 1e15) + 0.1 * (math.log(count / 2) - risen) ** 2
+            at = 0.15 * (depth**1.2 if agrees else 3 * count**0.8)
+            loss += 0.1 * math.log(decay / at) ** 2
+            rows.append(sweep_row("data-constrained", arm, depth, flops, loss, weight_decay=decay))
+    for budget, tpp in product((1e14, 3e14, 9e14), (2.0, 5.0, 12.0)):
+        at = 5 * (budget / 1e14) ** (0.02 if agrees else 0.3)
+        rows.append(
+            sweep_row("tpp", "vanilla", 5, budget, 3 + 0.05 * math.log(tpp / at) ** 2, tokens=tpp * 1e6)
+        )
+    for (budget, rising), rho in product(((1e14, 0.2), (8e14, 0.45)), (0.1, 0.25, 0.4, 0.6)):
+        at = rising if agrees else 0.6 - rising
+        rows.append(sweep_row("growth-timing", "untied-grow", 5, budget, 3 + 0.5 * (rho - at) ** 2, rho=rho))
+    for budget, target in product((1e14, 2e14, 4e14), (3, 4, 6)):
+        arm = "loop-grow" if target == 4 else f"loop-grow-to-{target}"
+        away = abs(target - (4 if agrees else 6)) + 1e-5 * (budget / 1e14) * target
+        rows.append(sweep_row("growth-target", arm, 6, budget, 3 + 0.01 * away))
+    return rows
+
+
+def verdicts(claims: ModuleType, rows: list[dict[str, Any]], ledger: Sequence[Any] = ()) -> dict[str, str]:
+    return {one.claim: one.verdict for one in claims.judge_claims(rows, ledger)}
+
+
+def test_claims_agree_with_runs_that_are_as_the_paper_says(claims: ModuleType) -> None:
+    found = verdicts(claims, ladder_rows(PAPERS) + sweep_rows(agrees=True))
+    silent = {claim for claim in found if "within 2 nats" in claim or "predicts a run" in claim}
+    assert {claim: found[claim] for claim in found if claim not in silent and found[claim] != "agrees"} == {}
+    assert [found[claim] for claim in sorted(silent)] == ["undecided", "not run"]
+
+
+def test_claims_differ_from_runs_that_are_the_other_way_round(claims: ModuleType) -> None:
+    other = {
+        "vanilla": (1.0, 1.0), "deep-vanilla": (0.7, 1.5), "operator-1": (1.2, 1.0), "loop-2": (1.3, 1.0),
+        "untied-2": (1.4, 1.5), "deep-vanilla-grow": (0.8, 1.5), "loop-grow": (1.35, 1.0),
+        "untied-grow": (1.3, 1.5), "operator-1 (vanilla recipe)": (1.5, 1.5),
+        "width-only-vanilla": (0.8, 1.0), "width-only-operator-1": (0.9, 1.6),
+        "loop-2-no-coda-injection": (1.7, 1.0),
+        "loop-2-nci-2-c-3": (1.9, 1.0), "random-loop-grow": (1.7, 1.0), "vanilla (adamw)": (1.6, 1.0),
+    }  # fmt: skip
+    rows = ladder_rows(other)
+    for row in rows:
+        row["kl_depth_1"] = row["kl_depth_2"] = str(30 - int(row["kl_depth_1"]))
+    found = verdicts(claims, rows + sweep_rows(agrees=False))
+    assert {claim for claim, verdict in found.items() if verdict != "differs"} == {
+        claim for claim in found if "predicts a run" in claim or "all together" in claim
+    }
+
+
+def test_claims_without_runs_are_not_run_and_noise_leaves_them_undecided(claims: ModuleType) -> None:
+    assert set(verdicts(claims, []).values()) == {"not run"}
+    short = ladder_rows({"vanilla": (1.0, 1.0), "operator-1": (1.1, 1.05)}, noise=0.02)
+    found = verdicts(claims, short)
+    assert found["the boundary operator raises the exponent: operator-1 over vanilla: grows"] == "undecided"
+
+
+def test_registered_forecasts_are_judged_by_their_intervals(claims: ModuleType) -> None:
+    made = RegisteredForecast(
+        "vanilla",
+        1e16,
+        3.0,
+        (2.97, 3.03),
+        0.015,
+        0.9,
+        1.9,
+        0.0,
+        0.12,
+        1e15,
+        "joint",
+        "vanilla",
+        8,
+        "0",
+        "2026",
+    )  # fmt: skip
+    ledger = [ScoredForecast(made), *(
+        ScoredForecast(made, 1e16, loss, 3.0, (2.97, 3.03), loss - 3, 1.0, inside)
+        for loss, inside in ((3.01, True), (3.05, False))
+    )]  # fmt: skip
+    assert [one.verdict for one in claims.judge_forecasts(ledger)] == ["not run", "agrees", "differs"]
+
+
+def test_the_authors_sweeps_agree_with_their_paper(claims: ModuleType) -> None:
+    found = {one.claim: one for one in claims.judge_claims([])}
+    for quantity in claims.QUANTITIES:
+        _, low, high = claims.spread(quantity.theirs(), {}, quantity.compute)
+        assert found[quantity.claim].verdict == "not run"
+        assert quantity.low - 0.02 <= low and high <= quantity.high  # tokens drift by −.11 to −.02

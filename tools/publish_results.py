@@ -4,9 +4,11 @@
     python tools/publish_results.py results/narrow                      # write the page's tables
     python tools/publish_results.py results/narrow --check              # exit 1 where they are not runs.csv's
 
-runs.csv has a row for every run: its study, its settings and its loss. The page (README.md of the folder) has
-the tables between the lines `<!-- results/NAME -->` and `<!-- end -->`: losses, laws and verdicts of the
-ladder and of growth along other axes, and every sweep. Names of machines and their paths are left out.
+runs.csv has a row for every run (its study, settings and loss), journals.json the journal of every study. The
+page (README.md of the folder) has the tables between the lines `<!-- results/NAME -->` and `<!-- end -->`:
+losses, laws and verdicts of the ladder, the paper's claims, growth along other axes, and every sweep. Names
+of machines and their paths are left out. Where runs of a ladder are added with other settings than an arm
+had, the arm's older runs become those of a former ladder.
 `--shared N`: the runs that are added trained N at a time on one GPU, where their records do not say so.
 """
 
@@ -14,40 +16,36 @@ from __future__ import annotations
 
 import argparse
 import csv
-import functools
 import io
+import re
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from paper_claims import LADDER, VARIANTS, compared, fit_table, judge_claims
+
 from steepen import fit
 from steepen.evaluation.kl_depth import effective_depth
+from steepen.laws.registered_forecasts import read_ledger
+from steepen.recipe.hyperparameters import Hyperparameters
 from steepen.results.fit import ComputeResult
 from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory
 from steepen.studies.driver.journal import read_journals
+from steepen.studies.synthetic import growth_fraction_of
 from steepen.utils.codec import to_builtins
 from steepen.utils.files import write_atomically
 from steepen.utils.formatting import counted
-from steepen.utils.json_io import with_checksum, write_json
+from steepen.utils.json_io import read_json, with_checksum, without_checksum, write_json
 
-LADDER = "ladder"  # studies whose names begin so are judged together
-AXES = "growth-axes"  # and these beside the ladder's arms that they are measured against
+AXES = "growth-axes"  # studies that are judged beside the ladder's arms that they are measured against
 AXES_REFERENCES = ("vanilla", "untied-grow")
+VERDICTS = ("agrees", "differs", "undecided", "not run")
 KL_NATS = (2, 1)  # the paper's threshold, and one that these runs, whose divergence peaks at 2 to 5, can show
-CLAIMS = (  # of the paper's section 4.2: what is compared with what, and the word for its gain
-    ("the boundary operator raises the exponent", "operator-1", "vanilla", "grows"),
-    ("growth raises the exponent: untied", "untied-grow", "untied-2", "grows"),
-    ("growth raises the exponent: tied", "loop-grow", "loop-2", "grows"),
-    ("growth does not need the operator", "deep-vanilla-grow", "deep-vanilla", "grows"),
-    ("untying is a constant factor", "untied-2", "loop-2", "constant"),
-    ("untying is a constant factor: grown", "untied-grow", "loop-grow", "constant"),
-    ("depth without the operator is a constant factor", "deep-vanilla", "vanilla", "constant"),
-    ("all together", "untied-grow", "vanilla", "grows"),
-)
+SETTINGS = [one.name for one in fields(Hyperparameters)]
 Row = Mapping[str, Any]
 
 
@@ -55,10 +53,12 @@ def row_of(record: RunRecord, study: str, shared: int) -> dict[str, Any]:
     """A run as a row of runs.csv."""
     spec, deep = record.spec, record.evaluation.get("kl_depth")
     within = {nats: "" if deep is None else effective_depth(deep["curve"], nats)[0] for nats in KL_NATS}
+    variant = f" ({VARIANTS[study]})" if study in VARIANTS else ""
     return {
-        "study": study, "arm": spec.arm.name, "depth": spec.shape.depth, "seed": spec.seed,
+        "study": study, "arm": spec.arm.name + variant, "depth": spec.shape.depth, "seed": spec.seed,
         "parameters": record.parameters.initial_stored, "tokens": record.tokens, "flops": record.flops,
         "loss": record.validation_loss, **spec.hyperparameters.to_dict(),
+        "rho": round(growth_fraction_of(spec), 6) or "", "epochs": spec.data.epochs,
         "embedding_precision": spec.optimizer.embedding_precision, "data": spec.data.identity[:8],
         "seconds": round(record.seconds_training, 1),
         "runs_per_gpu": record.hardware.get("runs_per_gpu", shared), "run": record.run,
@@ -68,19 +68,57 @@ def row_of(record: RunRecord, study: str, shared: int) -> dict[str, Any]:
 
 def add(folder: Path, runs: Path, studies: Path, shared: int) -> None:
     """Add the finished runs of studies to runs.csv, each once, and the journals without host names."""
-    rows = {row["run"]: row for row in read_rows(folder / "runs.csv")}
+    rows = {row["run"]: dict(row) for row in read_rows(folder / "runs.csv")}
     # A run that several studies asked for is listed once, as the ladder's if that is one of them.
     journals = sorted(read_journals(studies)[0], key=lambda one: not one.entry.name.startswith(LADDER))
-    for journal in journals:
-        entry = journal.entry
+    new: dict[str, dict[str, Any]] = {}
+    for entry in (journal.entry for journal in journals):
         for run in (asked.run for asked in entry.runs):
             record = RunDirectory(runs / run).record()
-            if record is not None and run not in rows:
-                rows[run] = row_of(record, entry.name, shared)
-        (folder / "studies").mkdir(exist_ok=True)
-        kept = replace(entry, host="", runs_directory="runs")
-        write_json(folder / "studies" / f"{entry.name}.json", with_checksum(to_builtins(kept)))
-    write_atomically(folder / "runs.csv", as_csv(list(rows.values())))
+            if record is not None and run not in rows and run not in new:
+                new[run] = row_of(record, entry.name, shared)
+            elif run in rows and entry.name.startswith(LADDER) and not named_ladder(rows[run]["study"]):
+                rows[run]["study"] = entry.name  # a sweep had it before
+    renamed = supersede(list(rows.values()), list(new.values()))
+    write_atomically(folder / "runs.csv", as_csv([*rows.values(), *new.values()]))
+    file = folder / "journals.json"
+    kept: dict[str, Any] = without_checksum(read_json(file)) if file.exists() else {}
+    for name, former in renamed.items():
+        if name in kept:
+            kept[former] = kept.pop(name) | {"name": former}
+    for journal in journals:
+        kept[journal.entry.name] = to_builtins(replace(journal.entry, host="", runs_directory="runs"))
+    write_json(file, with_checksum(dict(sorted(kept.items()))))
+
+
+def supersede(rows: Sequence[dict[str, Any]], new: Sequence[Row]) -> dict[str, str]:
+    """Rename the ladder's runs of arms that have other settings now; returns the studies' former names.
+
+    An arm is compared at the depths that both have. All its older runs are renamed: rungs of two recipes
+    are no ladder.
+    """
+    renamed: dict[str, str] = {}
+    settings = {
+        (row["arm"], int(row["depth"])): _settings(row) for row in new if row["study"].startswith(LADDER)
+    }
+    older = [row for row in rows if row["study"].startswith(LADDER)]
+    changed = {
+        row["arm"] for row in older
+        if settings.get((row["arm"], int(row["depth"])), found := _settings(row)) != found
+    }  # fmt: skip
+    for arm in changed:
+        number = 2
+        while any(row["arm"] == arm and row["study"].startswith(f"former-ladder-{number}") for row in rows):
+            number += 1
+        for row in older:
+            if row["arm"] == arm:
+                name = row["study"]
+                renamed[name] = row["study"] = f"former-ladder-{number}{name.removeprefix(LADDER)}"
+    return renamed
+
+
+def _settings(row: Row) -> tuple[float, ...]:
+    return tuple(round(float(row[name]), 12) for name in SETTINGS)
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -120,15 +158,9 @@ def loss_table(rows: Sequence[Row]) -> str:
     return markdown(["arm", *(f"d{depth}" for depth in depths)], lines)
 
 
-def ladder_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The columns that `steepen fit` needs."""
-    kept = ("arm", "depth", "seed", "tokens", "flops", "loss")
-    return [{name: row[name] if name == "arm" else float(row[name]) for name in kept} for row in rows]
-
-
-def verdict_table(rows: Sequence[Row], reference: str = "vanilla") -> str:
-    """Laws and verdicts of `steepen fit` on these rows."""
-    found = fit(ladder_table(rows), reference=reference)
+def verdict_table(rows: Sequence[Row], reference: str = "vanilla", arms: Sequence[str] = ()) -> str:
+    """Laws and verdicts of `steepen fit` on these rows; of these arms alone, where some are named."""
+    found = fit(fit_table(rows), reference=reference)
     assert isinstance(found, ComputeResult)
     lines: list[list[str]] = []
     for row in found.to_rows():
@@ -137,45 +169,17 @@ def verdict_table(rows: Sequence[Row], reference: str = "vanilla") -> str:
             gain = f"{row['multiplier']:.3f} ({row['multiplier_low']:.3f} to {row['multiplier_high']:.3f})"
             slope = f"×{row['growth_per_decade']:.3f} (p = {row['p_growth']:.2g})"
         law = f"{row['gamma']:.4f} ({row['gamma_low']:.4f} to {row['gamma_high']:.4f})"
-        lines.append([row["arm"], row["better"] or "–", gain, row["growth"] or "–", slope, law])
+        if not arms or row["arm"] in arms:
+            lines.append([row["arm"], row["better"] or "–", gain, row["growth"] or "–", slope, law])
     return markdown(["arm", "in range", "mean multiplier (95%)", "gain", "a decade", "γ (90%)"], lines)
 
 
-def claim_table(rows: Sequence[Row]) -> str:
-    """The paper's claims by its authors' runs and by these: each arm against the one that it extends."""
-    here = {reference: judge(ladder_table(rows), reference) for reference in {claim[2] for claim in CLAIMS}}
-    lines: list[list[str]] = []
-    for claim, arm, reference, word in CLAIMS:
-        cells, agreement = [], "not measured"
-        for found in (judge_authors(reference), here[reference]):
-            row = found.get(arm)
-            cells.append(_gain(row) if row else "–")
-            if found is here[reference] and row:
-                growth = row["growth"]
-                agreement = (
-                    "agrees" if growth == word else "undecided" if growth == "undecided" else "differs"
-                )
-        lines.append([f"{claim}: {arm} over {reference}", word, *cells, agreement])
-    return markdown(["claim of the paper", "gain", "its authors' runs", "these runs", ""], lines)
-
-
-@functools.cache
-def judge_authors(reference: str) -> dict[str, dict[str, Any]]:
-    """The authors' runs against one of their arms."""
-    return judge("paper:fineweb", reference)
-
-
-def judge(table: Any, reference: str) -> dict[str, dict[str, Any]]:
-    """The rows of `steepen fit` by arm; none where the reference is absent."""
-    if not isinstance(table, str) and all(row["arm"] != reference for row in table):
-        return {}
-    found = fit(table, reference=reference, draws=100)  # words need no intervals of laws
-    return {row["arm"]: row for row in found.to_rows() if row["growth"] is not None}
-
-
-def _gain(row: Mapping[str, Any]) -> str:
-    each = row["growth_per_decade"]
-    return f"{row['growth']}: {row['multiplier']:.2f}×, ×{each:.3f} a decade (p = {row['p_growth']:.2g})"
+def claim_table(folder: Path, rows: Sequence[Row]) -> str:
+    """The paper's claims by its authors' runs and by these, and the forecasts that were registered."""
+    judged = judge_claims(rows, read_ledger(folder / "forecasts.jsonl"))
+    header = ["claim of the paper", "figure", "its authors' runs", "these runs", ""]
+    counts = ", ".join(f"{sum(one.verdict == word for one in judged)} {word}" for word in VERDICTS)
+    return f"{counts}.\n\n{markdown(header, [one.cells for one in judged])}"
 
 
 def kl_table(rows: Sequence[Row]) -> str:
@@ -221,6 +225,26 @@ def _short(text: str) -> str:
         return text
 
 
+def named_ladder(study: str) -> re.Match[str] | None:
+    """The name of the ladder, or of a former one, that a study's begins with."""
+    return re.match(rf"{LADDER}|former-{LADDER}(-\d+)?", study)
+
+
+def ladder_of(axes: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
+    """The ladder, or a former one, whose Vanilla has the rates of arms that grow along other axes."""
+    rates = {(row["depth"], row["learning_rate"]) for row in axes}  # some have those of their first size
+    depths = {row["depth"] for row in axes}
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        if named := named_ladder(row["study"]):
+            groups.setdefault(named[0], []).append(row)
+    for own in groups.values():
+        base = [row for row in own if row["arm"] == "vanilla" and row["depth"] in depths]
+        if base and all((row["depth"], row["learning_rate"]) in rates for row in base):
+            return own
+    return groups.get(LADDER, [])
+
+
 def tables(folder: Path) -> str:
     """The text between the marks of the page."""
     rows = read_rows(folder / "runs.csv")
@@ -232,12 +256,17 @@ def tables(folder: Path) -> str:
     ]
     if ladder:
         parts += [f"### The ladder: {len(ladder)} runs", loss_table(ladder), verdict_table(ladder)]
-        parts += ["### The paper's claims", claim_table(ladder)]
+        parts += ["### The paper's claims", claim_table(folder, rows)]
         if any(row["kl_depth_2"] for row in ladder):
             parts += ["### KL effective depth", kl_table(ladder)]
+    fp8 = [row for row in rows if row["study"] == "fp8"]
+    if fp8:
+        arms = sorted({row["arm"] for row in fp8})
+        parts += ["### fp8 beside bf16", loss_table([*(r for r in ladder if r["arm"] == "vanilla"), *fp8])]
+        parts.append(verdict_table(compared(rows, *arms), arms=arms))
     axes = [row for row in rows if row["study"].startswith(AXES)]
     if axes:
-        beside = [*axes, *(row for row in ladder if row["arm"] in AXES_REFERENCES)]
+        beside = [*axes, *(row for row in ladder_of(axes, rows) if row["arm"] in AXES_REFERENCES)]
         parts += [f"### Growth along other axes: {len(axes)} runs", loss_table(axes)]
         for reference in AXES_REFERENCES:
             parts += [f"Against {reference}:", verdict_table(beside, reference)]
