@@ -9,8 +9,9 @@ of them. With `--runs` an arm's rungs are trained at 1/2 to 2 times its rate wit
 are used again). Ladders are drawn from them, a seed for each rung: all at the recipe's rate (false alarms),
 one rung at twice or half of it, and a rate that drifts from half to twice, or back, along the ladder.
 
-Of simulated ladders alone the best test is printed beside: the one that finds most on average of any test
-with 5% false alarms. It knows the sizes of responses, noise and trends exactly, but not which error there is.
+Of trained ladders alone, what the best test that knows rung, side and size of the one error would find there
+is printed too. Of simulated ladders alone the best test is printed: the one that finds most on average of
+any test with 5% false alarms. It knows responses, noise and trends exactly, but not which error there is.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from scipy import stats
 from scipy.special import logsumexp
 
 from steepen.launch.base import LaunchContext, make_launcher
@@ -34,7 +36,7 @@ from steepen.studies.context import StudyContext, open_data
 from steepen.studies.driver.drive import drive
 from steepen.studies.mistuning import RunTrace, find_mistuned, read_trace
 from steepen.studies.preset import load_preset
-from steepen.studies.tuned_ladder import OWN, RUNG, SHARED
+from steepen.studies.tuned_ladder import OWN, RUNG, SHARED, LadderTest
 from steepen.utils.arrays import Array
 
 MULTIPLES = (0.5, math.sqrt(0.5), 1.0, math.sqrt(2), 2.0)
@@ -92,9 +94,31 @@ def score(traces: Traces, rng: np.random.Generator, *, trends: bool = False) -> 
                 planted = [*right[:i], multiple, *right[i + 1 :]]
                 each.append(share(planted, depth, beside=beside))
             words = ", ".join(f"d{depth} {one:.0%}" for depth, one in zip(depths, each, strict=True))
+            if not (trends or beside):
+                best = [best_known(known, depths, i, multiple) for i in range(len(depths))]
+                words += "; at best " + ", ".join(f"{one:.0%}" for one in best)
             print(f"  one rung at {multiple:g} times       {np.mean(each):.1%} ({words})")
         print(f"  drift up                  {share(drift, None, beside=beside):.1%}")
         print(f"  drift down                {share(drift[::-1], None, beside=beside):.1%}", flush=True)
+
+
+def best_known(
+    known: dict[tuple[int, float], list[RunTrace]], depths: Sequence[int], rung: int, multiple: float
+) -> float:
+    """How often a linear test at 5% finds a rung at a multiple, knowing the error and its response."""
+    tuned = [known[depth, 1.0] for depth in depths]
+    numbers = np.array([np.mean([trace.numbers for trace in own], axis=0) for own in tuned])
+    at = np.mean([trace.numbers for trace in known[depths[rung], multiple]], axis=0)
+    x = np.log([own[0].flops for own in tuned])
+    slopes, bends = np.hypot(SHARED, OWN).tolist()
+    steps = np.array([own[0].steps for own in tuned])
+    squared = 0.0
+    here = np.arange(len(depths)) == rung
+    for column in LadderTest(x, steps, np.isfinite(numbers), (tuple(slopes), tuple(bends))).columns:
+        response = np.where(here, at[column.k] - numbers[rung, column.k], 0.0)[column.own]
+        if np.isfinite(response).all():
+            squared += float(response @ column.inverse @ response)
+    return float(stats.norm.sf(stats.norm.isf(0.05) - math.sqrt(squared)))
 
 
 def drifting(rungs: int) -> list[float]:

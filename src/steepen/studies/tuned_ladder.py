@@ -93,8 +93,8 @@ def off_the_curve(
         known = np.isfinite(own)
         places = tuple(np.round(x[rungs] - x[rungs[0]], 6).tolist())
         columns = tuple(map(tuple, known.tolist()))
-        suspicions = _suspicions(places, tuple(steps[rungs].tolist()), columns, trends)
-        best = suspicions.likeliest(np.where(known, own, 0.0))
+        test = _test_of(places, tuple(steps[rungs].tolist()), columns, trends)
+        best = test.likeliest(np.where(known, own, 0.0))
         if best is None:
             break
         if best.rung is None:
@@ -174,14 +174,14 @@ def _error(rung: int | None, factor: float, off: Array, response: Response, weig
 
 
 @lru_cache(maxsize=256)
-def _suspicions(
+def _test_of(
     x: tuple[float, ...], steps: tuple[int, ...], known: tuple[tuple[bool, ...], ...], trends: Trends
-) -> _Suspicions:
+) -> LadderTest:
     """The test of ladders with these rungs; most ladders of a study have the same."""
-    return _Suspicions(np.array(x), np.array(steps), np.array(known), trends)
+    return LadderTest(np.array(x), np.array(steps), np.array(known), trends)
 
 
-class _Suspicions:
+class LadderTest:
     """The odds that a ladder of these rungs is mistuned, and their limit among tuned ladders.
 
     A number along a tuned ladder has a multivariate t-distribution: any constant, a slope, a bend, and noise.
@@ -195,7 +195,7 @@ class _Suspicions:
         curve = (along / np.abs(along).max()) ** 2
         generator = np.random.default_rng(0)
         tuned = np.zeros((DRAWS, len(x), 4))
-        self.columns: list[_Column] = []
+        self.columns: list[Column] = []
         for k, few in enumerate(SHORT):
             rung, slope, bend = RUNG[k], trends[0][k], trends[1][k]
             size = np.sqrt((1 + few / steps) / (1 + few / LONG_STEPS))
@@ -210,7 +210,7 @@ class _Suspicions:
             mean = np.stack([one.mean[own, k] for one in self.errors])
             roots = np.stack([one.roots[own, k] for one in self.errors])
             inverse = np.asarray(np.linalg.inv(covariance[np.ix_(own, own)]), float)
-            self.columns.append(_Column(k, own, inverse, mean, roots))
+            self.columns.append(Column(k, own, inverse, mean, roots))
         self.tuned = np.sort(logsumexp(self.log_odds(tuned), axis=1))
         # Less what the limit of so many draws is uncertain by.
         self.level = LEVEL - 2 * math.sqrt(LEVEL * (1 - LEVEL) / DRAWS)
@@ -237,7 +237,7 @@ class _Suspicions:
         return FoundError(rung, max(sides, key=lambda one: sides[one]), p_value)
 
 
-class _Column:
+class Column:
     """One of the four numbers along a ladder, at the rungs where it is known."""
 
     def __init__(self, k: int, own: Mask, inverse: Array, mean: Array, roots: Array) -> None:
