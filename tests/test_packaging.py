@@ -124,4 +124,4 @@ def test_lowest_versions_are_those_of_pyproject() -> None:
 
 def test_tests_that_the_makefile_names_exist() -> None:
     named = re.findall(r"\btests/\S+", (REPOSITORY / "Makefile").read_text())
-    assert len(named) > 20 and all((REPOSITORY / name).exists() for name in named)
+    assert len(named) > 10 and all((REPOSITORY / name).exists() for name in named)
