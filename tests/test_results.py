@@ -212,9 +212,15 @@ def test_a_changed_loss_is_noticed(
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("rate", [0.04, 0.03])
+@pytest.mark.parametrize(("rate", "exponent"), [(RATE, EXPONENT), (0.03, EXPONENT), (RATE, EXPONENT / 2)])
 def test_runs_with_other_settings_make_the_older_ones_a_former_ladder(
-    rate: float, place: Path, context: StudyContext, studies: ModuleType, tmp_path: Path, claims: ModuleType
+    rate: float,
+    exponent: float,
+    place: Path,
+    context: StudyContext,
+    studies: ModuleType,
+    tmp_path: Path,
+    claims: ModuleType,
 ) -> None:
     tool = load(ROOT / "tools" / "publish_results.py")
     for path in ("runs", "studies"):
@@ -225,7 +231,7 @@ def test_runs_with_other_settings_make_the_older_ones_a_former_ladder(
     vanilla = find_arm("vanilla")
     recipe = replace(
         context.recipe(vanilla), base=replace(context.recipe(vanilla).base, learning_rate=rate),
-        learning_rate_exponent=EXPONENT,
+        learning_rate_exponent=exponent,
     )  # fmt: skip
     journal = Journal.open(tmp_path / "again" / "studies", "ladder", {"study": "ladder"}, again.root)
     other = context.with_recipe(vanilla, recipe)
@@ -238,12 +244,15 @@ def test_runs_with_other_settings_make_the_older_ones_a_former_ladder(
     journals = json.loads((tmp_path / "journals.json").read_text())
     others = {key for key in ladder if key[0] == "operator-1"}
     assert others == {("operator-1", str(depth), seed) for depth in (4, 5, 6, 7) for seed in "01"}
-    if rate == RATE:  # the recipe that the ladder has: a rung more
+    if (rate, exponent) == (RATE, EXPONENT):  # the recipe that the ladder has: a rung more
         assert not former and len(rows) == len(before)  # the sweep around it had this one
         assert ("vanilla", "8", "0") in ladder and ("vanilla", "4", "0") in ladder
         return
     assert ladder - others == {("vanilla", str(depth), "0") for depth in (6, 7, 8)}
-    assert {row["arm"] for row in former} == {"vanilla"} and len(former) == 8
+    # With another exponent alone, the rate of the base size is the same, and so is its run.
+    shared = rate == RATE
+    assert {row["arm"] for row in former} == {"vanilla"} and len(former) == 8 - shared
+    assert (("6", "0") in {(row["depth"], row["seed"]) for row in former}) is not shared
     assert {row["depth"] for row in rows if row["study"] == "former-ladder-2-top"} == {"10"}
     assert {"ladder", "former-ladder-2"} <= journals.keys()
     assert journals["former-ladder-2"]["name"] == "former-ladder-2"

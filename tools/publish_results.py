@@ -72,14 +72,18 @@ def add(folder: Path, runs: Path, studies: Path, shared: int) -> None:
     # A run that several studies asked for is listed once, as the ladder's if that is one of them.
     journals = sorted(read_journals(studies)[0], key=lambda one: not one.entry.name.startswith(LADDER))
     new: dict[str, dict[str, Any]] = {}
+    ladder: dict[str, str] = {}  # the study of every run that a ladder asks for now
     for entry in (journal.entry for journal in journals):
         for run in (asked.run for asked in entry.runs):
             record = RunDirectory(runs / run).record()
             if record is not None and run not in rows and run not in new:
                 new[run] = row_of(record, entry.name, shared)
-            elif run in rows and entry.name.startswith(LADDER) and not named_ladder(rows[run]["study"]):
-                rows[run]["study"] = entry.name  # a sweep had it before
+            if entry.name.startswith(LADDER):
+                ladder.setdefault(run, entry.name)
     renamed = supersede(list(rows.values()), list(new.values()))
+    for run in rows.keys() & ladder.keys():  # of a sweep, or of a ladder that has other recipes now
+        if not rows[run]["study"].startswith(LADDER):
+            rows[run]["study"] = ladder[run]
     write_atomically(folder / "runs.csv", as_csv([*rows.values(), *new.values()]))
     file = folder / "journals.json"
     kept: dict[str, Any] = without_checksum(read_json(file)) if file.exists() else {}
