@@ -1,8 +1,6 @@
 """`python -m steepen`: the command line without the installed script."""
 
-import sys
-
-from steepen.requests.app import main
+from steepen.requests.app import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

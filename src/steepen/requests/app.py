@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 import typer.main
@@ -42,6 +42,7 @@ from steepen.requests.request import (
 from steepen.results.table import WRITERS, check_ending
 from steepen.utils.formatting import printable_output
 from steepen.utils.imports import code_from
+from steepen.utils.process import exit_process
 from steepen.utils.values import metavar, repeats
 
 PREFIX = "output_"  # before their names among the parameters that typer sees
@@ -339,6 +340,11 @@ def main(arguments: list[str] | None = None) -> int:
         hint = " (Add --debug for the traceback.)" if failure.exit_code == INTERNAL else ""
         print_to_stderr(f"steepen: {failure.message}{hint}")
         return failure.exit_code
+
+
+def run() -> NoReturn:
+    """The program `steepen`: run the command of `sys.argv` and end the process."""
+    exit_process(main())
 
 
 def _obstacle(words: list[str]) -> str:

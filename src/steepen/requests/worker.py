@@ -26,10 +26,11 @@ from typing import Any
 from steepen.errors import Failure, failure_of
 from steepen.launch.worker import PARENT_PID_VARIABLE
 from steepen.utils.codec import to_builtins
-from steepen.utils.files import open_without_links
+from steepen.utils.files import GPU_LOCKS_VARIABLE, open_without_links
 from steepen.utils.formatting import printable_output
 from steepen.utils.imports import code_from
 from steepen.utils.json_io import read_json, to_json
+from steepen.utils.process import create_cuda_context, exit_process
 
 _PR_SET_PDEATHSIG = 1
 Run = Callable[[dict[str, Any]], Any]
@@ -48,6 +49,8 @@ def main(run: Run = run_request) -> int:
     # Before a time limit or a preemption Slurm signals every process of a job: the job sends SIGTERM here.
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
+    if GPU_LOCKS_VARIABLE in os.environ:  # of a worker that trains on a GPU
+        create_cuda_context("cuda")
     answers = os.dup(1)
     os.set_inheritable(answers, False)
     for line in sys.stdin:
@@ -136,4 +139,4 @@ if __name__ == "__main__":
         # Without the interpreter's teardown: a thread of torch's process group that still runs then aborts
         # the process ("terminate called without an active exception"), after the run has ended well.
         os._exit(code)
-    sys.exit(main())
+    exit_process(main())

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from steepen.distributed.sharded_optimizer import DistributedOptimizer, ShardedOptimizer
 from steepen.errors import SteepenError, is_out_of_memory
 from steepen.execution.cuda_graphs import CudaGraphCache
+from steepen.kernels.parallel_compilation import compile_beforehand
 from steepen.model.loss import mean_loss
 from steepen.model.network import Network
 from steepen.optim.optimizer import Optimizer
@@ -324,14 +325,20 @@ def warm_up(train_step: TrainStep, spec: RunSpec, passes: int, print_message: Ca
     devices = [device] if device.type == "cuda" else []
     # A checkpoint saved just before growth holds the network that is still to grow.
     passes = min(passes, network.passes)
-    with torch.random.fork_rng(devices):  # custom blocks may draw random numbers
+
+    def every_kernel() -> None:
         with accumulator.without_sink():
             accumulator(tokens[:size], tokens[:size], passes)
         optimizer.zero_grad()
         optimizer.warm_up()
+        few = tokens[: accumulator.micro_batch]
+        mean_loss(network, [(few, few)])
+
+    with torch.random.fork_rng(devices):  # custom blocks may draw random numbers
+        if network.fused is not None:
+            compile_beforehand(device, every_kernel)
+        every_kernel()
         train_step.warmup_and_capture(tokens, tokens, passes)
-    size = accumulator.micro_batch
-    mean_loss(network, [(tokens[:size], tokens[:size])])
     synchronize(device)
     age = process_age()
     since = "" if age is None else f", {age:.1f} s after the process started"

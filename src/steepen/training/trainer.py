@@ -16,6 +16,7 @@ import contextlib
 import datetime
 import gc
 import math
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -91,6 +92,9 @@ class Trainer:
         """Resume or start, train to the last step, validate and write the record."""
         started = time.monotonic()
         spec, world = self.spec, self.world
+        threading.Thread(
+            target=device_info.git_state, daemon=True
+        ).start()  # for the record, which needs it last
         with contextlib.ExitStack() as stack:
             stack.enter_context(device_info.configure_backends(self.device))
             # Before the network is loaded, which takes minutes for a large one: a signal from now on ends the
@@ -239,9 +243,9 @@ class Trainer:
         due = affordable and step % self.checkpoint_every == 0
         kind = "final" if ended else "growth" if growing else "branch" if branching else "regular"
         if kind != "regular" or overdue or due or signal:
-            # Written in the background unless something depends on it: growth reads it, and after the last
-            # step or a signal this process ends.
-            self._save(kind, wait=ended or growing or bool(signal))
+            # Written in the background unless something depends on it: growth reads it, and after a signal
+            # this process ends. `_finish` waits for the last one, once it has validated.
+            self._save(kind, wait=growing or bool(signal))
         if signal and not ended:
             raise Interrupted(signal, step)
 

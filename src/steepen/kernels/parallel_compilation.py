@@ -1,0 +1,85 @@
+"""Triton kernels compiled, or loaded from Triton's cache, in threads instead of at their first launches.
+
+A step launches some forty kernels. Compiling one takes a third of a second or more, most of it outside
+Python's global lock; loading one from the cache takes milliseconds of file reads and of the driver's work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 16  # bytes: Triton compiles other code for pointers that are not a multiple of it
+MAX_THREADS = 16
+
+
+def compile_beforehand(device: torch.device, work: Callable[[], object]) -> None:
+    """Do `work` without launching Triton kernels: they are compiled in threads, for what they would be given.
+
+    All else in `work` runs, on memory that no kernel has filled: it must not read results on the host, nor
+    write anything that is kept. Does nothing where there is one core, or another Triton than is known.
+    """
+    threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
+    if threads < 2 or device.type != "cuda":
+        return
+    try:
+        from triton.runtime import driver
+        from triton.runtime.jit import JITFunction, MockTensor
+    except ImportError:
+        return
+    kernel_type, active = cast("Any", JITFunction), cast("Any", driver.active)
+    active.get_current_device()  # makes the driver, here and once
+    with (
+        torch.cuda.device(device),
+        ThreadPoolExecutor(threads, initializer=torch.cuda.set_device, initargs=(device,)) as pool,
+        _launches(kernel_type, pool, functools.partial(_stand_in, MockTensor)),
+    ):
+        work()
+
+
+@contextlib.contextmanager
+def _launches(kernel_type: Any, pool: ThreadPoolExecutor, stand_in: Callable[[Any], Any]) -> Generator[None]:
+    """Let a launch be a compilation in the pool; a second one that is alike does nothing."""
+    launch = kernel_type.run
+    begun: dict[str, Future[None]] = {}
+
+    def compile_one(kernel: Any, arguments: list[Any], options: dict[str, Any]) -> None:
+        # A kernel that does not compile says so at its launch.
+        with contextlib.suppress(Exception):
+            compiled = launch(kernel, *arguments, grid=None, warmup=True, **options)
+            compiled._init_handles()  # loads it into the GPU
+
+    def run(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        given = [stand_in(value) for value in arguments]
+        named = {name: stand_in(value) for name, value in options.items()}
+        values = [("", value) for value in given] + list(named.items())
+        alike = f"{id(kernel)} {[(name, _description(value)) for name, value in values]}"
+        if alike not in begun:
+            begun[alike] = pool.submit(compile_one, kernel, given, named)
+
+    kernel_type.run = run
+    try:
+        yield
+    finally:
+        kernel_type.run = launch
+
+
+def _stand_in(mock: Any, value: Any) -> Any:
+    """What a kernel is compiled for in place of a tensor, which is then not kept."""
+    aligned = isinstance(value, Tensor) and value.data_ptr() % ALIGNMENT == 0
+    return mock(value.dtype, list(value.shape)) if aligned else value
+
+
+def _description(value: Any) -> str:
+    """Equal for arguments for which one compiled kernel serves; reads nothing from the GPU."""
+    if hasattr(value, "block_shape"):  # a tensor descriptor
+        return f"{value.base.dtype} {value.shape} {value.block_shape}"
+    dtype = getattr(value, "dtype", None)
+    return repr(value) if dtype is None else f"{type(value).__name__} {dtype}"
