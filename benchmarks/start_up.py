@@ -5,9 +5,9 @@
 
 Runs the command in new processes, a run of its own each time, and prints one line per run: wall time,
 training, and the overhead, which is all else; then when the phases of the process began and ended. `--source`
-compares versions of the package, in turns; the first run of each starts with an empty kernel cache, the
-others reuse it. Options after `--` go to `steepen train`. With `--study N` it ends with N runs of about ten
-seconds through the local launcher, as a study makes them.
+compares versions of the package, in turns. The first run starts with an empty kernel cache, which the others
+reuse; `--cache FOLDER` keeps one. Options after `--` go to `steepen train`. With `--study N` it ends with N
+runs of about ten seconds through the local launcher, as a study makes them.
 """
 
 from __future__ import annotations
@@ -105,6 +105,7 @@ def run_once(options: Any, source: Path, folder: Path, number: int, cache: Path)
     words = ["train", "--arm", options.arm, "--depth", str(options.depth), "--tokens", options.tokens]
     words += ["--data", str(options.data), "--runs", str(runs), *options.words]
     environment = {**os.environ, "PYTHONPATH": str(source), "TRITON_CACHE_DIR": str(cache)}
+    kernels = "warm" if cache.exists() else "empty"
     began = time.time()
     command = [sys.executable, __file__, "--child", str(folder / "phases.json"), *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -116,9 +117,8 @@ def run_once(options: Any, source: Path, folder: Path, number: int, cache: Path)
     phases = json.loads((folder / "phases.json").read_text())
     steps = [end for name, _, end in phases["spans"] if name == "Trainer._prepare_steps"]
     training = record["seconds_training"]
-    cache_is = "warm" if number else "empty"
     print(
-        f"{source}, {cache_is} kernel cache: wall {wall:.2f} s, training {training:.2f}, "
+        f"{source}, {kernels} kernel cache: wall {wall:.2f} s, training {training:.2f}, "
         f"overhead {wall - training:.2f}, ready for the first step after {steps[0] - began:.2f}; loaded "
         f"{', '.join(phases['imported'])}"
     )
@@ -140,8 +140,14 @@ def study(options: Any, folder: Path) -> None:
     dataset, store = Dataset.open(options.data), RunStore(folder / "study")
     arm = find_arm(options.arm)
     planned = recipe_of(arm).at_budget(arm, options.depth, None, tokens=options.study_tokens)
+    scored = (len(dataset.tokens("val")) - 1) // planned.shape.context * planned.shape.context
     specs = [
-        RunSpec.from_plan(planned, DataConfig(dataset.identity, epochs=100), seed=seed)
+        RunSpec.from_plan(
+            planned,
+            DataConfig(dataset.identity, epochs=100),
+            seed=seed,
+            validation_tokens=min(scored, 2**20),
+        )
         for seed in range(options.study)
     ]
     began = time.perf_counter()
@@ -177,21 +183,21 @@ def main() -> None:
     parser.add_argument(
         "--source", type=Path, nargs="+", default=[Path(__file__).resolve().parents[1] / "src"]
     )
-    parser.add_argument(
-        "--times", type=int, default=3, help="processes of each version, the first with no cache"
-    )
+    parser.add_argument("--times", type=int, default=3, help="processes of each version")
+    parser.add_argument("--cache", type=Path, help="of kernels; default: a new one")
     parser.add_argument("--study", type=int, default=0, help="runs of the study; 0: none")
     parser.add_argument("--study-tokens", type=float, default=60e6)
     parser.add_argument("words", nargs="*")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
+        cache = options.cache or Path(temporary) / "cache"
         for number in range(options.times):
             for index, source in enumerate(options.source):
                 folder = Path(temporary) / str(index)
                 folder.mkdir(exist_ok=True)
-                run_once(options, source.resolve(), folder, number, folder / "cache")
+                run_once(options, source.resolve(), folder, number, cache)
         if options.study:
-            os.environ["TRITON_CACHE_DIR"] = str(Path(temporary) / "0" / "cache")
+            os.environ["TRITON_CACHE_DIR"] = str(cache)
             study(options, Path(temporary))
 
 
