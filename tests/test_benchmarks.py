@@ -68,6 +68,15 @@ def test_block_speed_prints_a_row_per_arm(script: Script) -> None:
     assert all(row["steepen_ms"] > 0 and row["plain_ms"] > 0 for row in rows)
 
 
+def test_start_up_prints_the_phases_of_a_run(script: Script, tiny_data: Dataset) -> None:
+    size = ["--aspect", "16", "--head-dim", "16", "--mlp-multiple", "16", "--context", "32"]
+    words = ["--depth", "1", "--tokens", "512", "--times", "1", "--", *size, "--batch-tokens", "256"]
+    _, printed = script("start_up.py", "--data", str(tiny_data.directory), *words)
+    phases = ["import torch", "Trainer._prepare_steps", "Trainer._loop", "Trainer._finish", "process ended"]
+    places = [printed.index(name) for name in phases]
+    assert places == sorted(places) and "empty kernel cache: wall" in printed
+
+
 def test_rank_work_prints_a_row_per_number_of_ranks(script: Script) -> None:
     words = ["--tiny", "--ranks", "2", "4", "--seconds", "0", "--warm-up", "0", "--json"]
     rows = json.loads(script("rank_work.py", *words)[1])
