@@ -25,6 +25,9 @@ from typing import Any
 
 # Functions that are timed, by module.
 PHASES = {
+    "steepen.requests.train": ["open_data", "Train.find_spec"],
+    "steepen.optim.optimizer": ["Optimizer.warm_up"],
+    "steepen.execution.cuda_graphs": ["CudaGraphCache.capture"],
     "steepen.training.run": ["make_loaders", "write_run_tokenizer"],
     "steepen.training.run_state": ["StateLoader.load_or_init"],
     "steepen.training.train_step": [
