@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -140,6 +141,8 @@ class Rank:
     world: SilentWorld
     rows: int
     micro_batch: int
+    parameters: int  # of the network
+    cost: float  # of orthogonalizing what the rank owns (`orthogonalization_cost`)
     muon_spans: list[tuple[Any, Any]] = field(default_factory=list[tuple[Any, Any]])
 
     def __post_init__(self) -> None:
@@ -200,7 +203,8 @@ def make_rank(depth: int, ranks: int, rule: SizeRule, args: Any) -> Rank:
     wait_for_weights_in_forward(network, optimizer)
     tokens = args.batch_tokens or planned.batch_tokens
     rows = max(1, tokens // network.shape.context // ranks)
-    return Rank(network, optimizer, world, rows, min(rows, args.rows))
+    parameters = sum(math.prod(p.shape) for _, p in network.named_parameters())
+    return Rank(network, optimizer, world, rows, min(rows, args.rows), parameters, cost(world.rank))
 
 
 def _owned_cost(pieces: Any, rank: int) -> float:
@@ -275,7 +279,7 @@ def measure(depth: int, ranks: int, rule: SizeRule, args: Any) -> dict[str, Any]
     set_bucket(args.buckets[0])
     return {
         "arm": args.arm, "depth": depth, "ranks": ranks, "rows": rank.rows, "micro_batch": rank.micro_batch,
-        "rounds": len(steps), "step_ms": step, "compute_ms": compute, "muon_ms": muon,
+        "parameters": rank.parameters, "cost": rank.cost, "rounds": len(steps), "step_ms": step, "compute_ms": compute, "muon_ms": muon,
         "rank_share": 1 - compute / step, "muon_share": muon / step, "busy": busy_fraction(rank.step),
         "gib": gib, "efficiency": compute / (step + steps[-1]["exposed_ms_modelled"]), **power(sampler),
         "transfers": [steps[-1], *others],
