@@ -279,7 +279,8 @@ def measure(depth: int, ranks: int, rule: SizeRule, args: Any) -> dict[str, Any]
     set_bucket(args.buckets[0])
     return {
         "arm": args.arm, "depth": depth, "ranks": ranks, "rows": rank.rows, "micro_batch": rank.micro_batch,
-        "parameters": rank.parameters, "cost": rank.cost, "rounds": len(steps), "step_ms": step, "compute_ms": compute, "muon_ms": muon,
+        "parameters": rank.parameters, "cost": rank.cost, "rounds": len(steps),
+        "step_ms": step, "compute_ms": compute, "muon_ms": muon,
         "rank_share": 1 - compute / step, "muon_share": muon / step, "busy": busy_fraction(rank.step),
         "gib": gib, "efficiency": compute / (step + steps[-1]["exposed_ms_modelled"]), **power(sampler),
         "transfers": [steps[-1], *others],
