@@ -31,11 +31,13 @@ def compile_beforehand(device: torch.device, work: Callable[[], object]) -> None
         return
     try:
         from triton.runtime import driver
+        from triton.runtime.cache import triton_key
         from triton.runtime.jit import JITFunction, MockTensor
     except ImportError:
         return
     kernel_type, active = cast("Any", JITFunction), cast("Any", driver.active)
-    active.get_current_device()  # makes the driver, here and once
+    active.get_current_device()  # makes the driver, here and once; likewise the key of the cache
+    triton_key()
     with (
         torch.cuda.device(device),
         ThreadPoolExecutor(threads, initializer=torch.cuda.set_device, initargs=(device,)) as pool,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 
 import torch
 from torch import Tensor, nn
@@ -311,10 +311,17 @@ class TrainStep:
             self.reset()
 
 
-def warm_up(train_step: TrainStep, spec: RunSpec, passes: int, print_message: Callable[[str], None]) -> None:
+def warm_up(
+    train_step: TrainStep,
+    spec: RunSpec,
+    passes: int,
+    print_message: Callable[[str], None],
+    validated: Collection[int] = (),
+) -> None:
     """Compile and capture every kernel of a step and of validation, so that no timed step pays for it.
 
-    Runs them on token 0; weights, optimizer state and random state are as before afterwards.
+    Runs them on token 0; weights, optimizer state and random state are as before afterwards. `validated` are
+    numbers of windows that are validated together: a last batch of fewer windows has kernels of its own.
     """
     started = time.monotonic()
     network, optimizer, accumulator = train_step.network, train_step.optimizer, train_step.accumulator
@@ -331,8 +338,9 @@ def warm_up(train_step: TrainStep, spec: RunSpec, passes: int, print_message: Ca
             accumulator(tokens[:size], tokens[:size], passes)
         optimizer.zero_grad()
         optimizer.warm_up()
-        few = tokens[: accumulator.micro_batch]
-        mean_loss(network, [(few, few)])
+        most = accumulator.micro_batch
+        sizes = {most, *(min(most, count) for count in validated), *(count % most for count in validated)}
+        mean_loss(network, [(tokens[:rows], tokens[:rows]) for rows in sorted(sizes - {0})], apart=0)
 
     with torch.random.fork_rng(devices):  # custom blocks may draw random numbers
         if network.fused is not None:

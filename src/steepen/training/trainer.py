@@ -184,7 +184,8 @@ class Trainer:
             print_message=print_message,
         )
         if (self.mode.compiled or self.device.type == "cuda") and self.step < spec.steps:
-            warm_up(self.train_step, spec, int(self.schedule.passes[self.step]), print_message)
+            sections = [last - first for first, last in self.validation.sections.values()]
+            warm_up(self.train_step, spec, int(self.schedule.passes[self.step]), print_message, sections)
         if sharded is not None:  # a rank with less free memory decides for all
             self.accumulator.micro_batch = int(world.minimum(self.accumulator.micro_batch))
             self.network.recompute = bool(world.maximum(self.network.recompute)[0])
