@@ -266,6 +266,25 @@ def test_largest_micro_batch_fits_and_one_more_would_not() -> None:
     assert training_memory(rung, 4, most + 1, shard="full").total > room
 
 
+def test_efficiency_counts_the_measured_work_of_a_rank_and_a_model_of_the_transfer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--arm", "vanilla", "--depth", "20", "--gpus", "16"]
+    found = {gpu: plan_json(capsys, *words, "--gpu", gpu) for gpu in ("h200", "b200")}
+    for gpu, plan in found.items():
+        step = 3600 * plan["cluster"]["hours"] / plan["steps"]
+        for one in plan["cluster"]["communication_per_step"].values():
+            parts = step + one["rank_seconds"] + one["exposed_seconds"]
+            assert one["efficiency"] == pytest.approx(step / parts), gpu
+    seconds = [
+        plan["cluster"]["communication_per_step"]["shard optimizer"]["rank_seconds"]
+        for plan in found.values()
+    ]
+    # Muon of the measured step of this size takes 8.7 ms; a GPU of twice the peak is taken to need half.
+    assert 0.0087 < seconds[0] < 0.02
+    assert seconds[1] == pytest.approx(seconds[0] * 989.4 / 2250)
+
+
 def test_the_d26_run_on_16_gpus_has_micro_batches_of_4_then_2_as_the_authors_ran_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

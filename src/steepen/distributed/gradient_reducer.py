@@ -13,8 +13,11 @@ from torch import Tensor
 from steepen.distributed.owners import Piece
 from steepen.distributed.world import World
 
-BUCKET_BYTES = 2**26  # small gradients of one owner are reduced together, up to this size
-MAX_IN_FLIGHT = 4  # buckets: beyond, the oldest is waited for, so that its memory can be reused
+# Small gradients of one owner are reduced together, up to this size. In larger buckets more waits for the end
+# of the backward: with 64 MiB a model of the transfer left 1.1 to 3.2 times as much exposed as with 16 (d12
+# to d26, 16 ranks, benchmarks/rank_work.py).
+BUCKET_BYTES = 2**24
+MAX_BYTES_IN_FLIGHT = 2**30  # beyond, the oldest bucket is waited for, so that its memory can be reused
 
 
 @dataclass
@@ -50,6 +53,7 @@ class GradientReducer:
         self.bytes_reduced = 0  # since the start, over all owners
         self._filling: dict[int, _Bucket] = {}
         self._in_flight: deque[_InFlight] = deque()
+        self._bytes_in_flight = 0
         self._sums: dict[str, Tensor] = {}
 
     def add(self, name: str, gradient: Tensor) -> None:
@@ -84,10 +88,12 @@ class GradientReducer:
         self.bytes_reduced += flat.numel() * flat.element_size()
         self._in_flight.append(_InFlight(bucket, flat, self.world.reduce_(flat, bucket.owner)))
         # Buckets are filled by bytes, and so alike on every rank: what is waited for is the same everywhere.
-        while len(self._in_flight) > MAX_IN_FLIGHT:
+        self._bytes_in_flight += bucket.bytes
+        while self._bytes_in_flight > MAX_BYTES_IN_FLIGHT:
             self._complete(self._in_flight.popleft())
 
     def _complete(self, item: _InFlight) -> None:
+        self._bytes_in_flight -= item.bucket.bytes
         item.work.wait()
         if item.bucket.owner != self.world.rank:
             return

@@ -280,7 +280,8 @@ class ShardedOptimizer(DistributedOptimizer):
             work = self.world.broadcast_(flat, key[0])
             self._arriving.append(_Broadcast(work, frozenset(names), list(tensors), flat))
 
-        for piece in self.pieces:
+        # In the order of use, in which they arrive: the head is used last.
+        for piece in sorted(self.pieces, key=lambda piece: piece.name == "head"):
             tensor = self._compute_rows(piece)
             bucket = buckets.setdefault((piece.owner, tensor.dtype), [])
             bucket.append((piece.name, tensor))

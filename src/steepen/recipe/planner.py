@@ -177,6 +177,7 @@ class Plan:
             shard,
             micro_batch=one["micro_batch"][-1],
             step_seconds=self.seconds / self.run.steps,
+            peak_flops=self.cluster.gpu.peak_flops,
         )
         hours = self.seconds * self._slowdown(one) / traffic.efficiency / 3600
         return {**traffic.to_dict(), "hours": hours}

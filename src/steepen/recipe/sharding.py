@@ -1,7 +1,8 @@
 """Estimates for one run on several GPUs: what each holds, what a step communicates, and how long that takes.
 
 `--shard optimizer` (ZeRO-1) keeps compute weights and accumulated gradients on every GPU; `--shard full`
-(FSDP2) gathers the weights of a block when they are needed. No time here is measured.
+(FSDP2) gathers the weights of a block when they are needed. Transfers are modelled from bytes and the
+bandwidths below; the time of a rank's optimizer and copies is measured (`recipe.rank_work`).
 """
 
 from __future__ import annotations
@@ -9,10 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from steepen.distributed.owners import ROW_SHARDED, assign_owners, owned_by
+from steepen.distributed.owners import (
+    ROW_SHARDED,
+    assign_owners,
+    orthogonalization_cost,
+    owned_by,
+)
 from steepen.model.arm import Arm
 from steepen.model.shape import Shape
 from steepen.optim.config import STATE_BYTES
+from steepen.recipe.rank_work import PEAK_FLOPS, rank_seconds
 from steepen.recipe.recipe import PlannedRun
 
 Shard = Literal["optimizer", "full"]
@@ -53,6 +60,18 @@ def _busiest_owner(planned: PlannedRun, gpus: int) -> tuple[float, float]:
         rows = sum(piece.elements for piece in mine if piece.name in ROW_SHARDED)
         each.append((float(sum(piece.elements for piece in mine) - rows), float(rows)))
     return max(each, key=sum)
+
+
+def _largest_cost(planned: PlannedRun, gpus: int) -> float:
+    """Cost of orthogonalizing the matrices of the rank that has most of it; not known of other blocks."""
+    if not planned.arm.fused_block:
+        return 0.0
+    costs = [0.0] * gpus
+    shapes = parameter_shapes(planned.arm, planned.shape, planned.schedule.max_passes)
+    for piece in assign_owners(shapes, gpus):
+        if piece.name not in ROW_SHARDED:
+            costs[piece.owner] += orthogonalization_cost(piece.shape)
+    return max(costs)
 
 
 @dataclass(frozen=True)
@@ -100,13 +119,18 @@ def _repeated(planned: PlannedRun) -> float:
 
 @dataclass(frozen=True)
 class Communication:
-    """Bytes that each GPU sends in one step, and what becomes of the speed."""
+    """Bytes that each GPU sends in one step, and what becomes of the speed.
+
+    `rank_seconds` are those of the busiest rank's optimizer and copies, from a measurement; `seconds` and
+    `exposed_seconds` are a model. `efficiency` is the part of a step that is forward and backward.
+    """
 
     gradient_bytes: float
     weight_bytes: float
     seconds: float  # of all of it
     exposed_seconds: float  # that no computation hides
-    efficiency: float  # of the speed without communication
+    rank_seconds: float
+    efficiency: float
 
     def to_dict(self) -> dict[str, float]:
         """As JSON values."""
@@ -115,17 +139,25 @@ class Communication:
             "weight_gib": self.weight_bytes / 2**30,
             "seconds": self.seconds,
             "exposed_seconds": self.exposed_seconds,
+            "rank_seconds": self.rank_seconds,
             "efficiency": self.efficiency,
         }
 
 
 def communication(
-    planned: PlannedRun, gpus: int, shard: Shard, *, micro_batch: int, step_seconds: float
+    planned: PlannedRun,
+    gpus: int,
+    shard: Shard,
+    *,
+    micro_batch: int,
+    step_seconds: float,
+    peak_flops: float = PEAK_FLOPS,
 ) -> Communication:
-    """Communication of one step at the end of the run; `step_seconds` is the computation of a step.
+    """Communication of one step at the end of the run; `step_seconds` is its forward and backward.
 
     ZeRO-1 reduces fp32 gradients once per step, hidden behind the last micro-batch's backward (two thirds
-    of its time), and broadcasts compute weights after the step, hidden behind the next forward. FSDP2
+    of its time), all but those that the backward ends with, and broadcasts compute weights after the step,
+    hidden behind the next forward, all but those that it begins with: of the embedding and a block. FSDP2
     gathers the weights of a block in bf16 for every application, forward and backward, and reduces
     gradients in fp32, for every micro-batch; the next block's transfer is hidden behind a block's
     computation. Owners then gather gradients and scatter fp32 weights.
@@ -141,11 +173,15 @@ def communication(
         if gpus == 1:
             gradients = weights = 0.0
         backward, forward = 2 / 3 * step_seconds / micro_batches, 1 / 3 * step_seconds / micro_batches
-        exposed = max(0.0, gradients / rate - backward) + max(0.0, weights / rate - forward)
+        alone = gpus > 1  # what is ready last, and what is used first
+        last, first = alone * 4 * (table + _block(planned)), alone * (4 * table + 2 * _block(planned))
+        exposed = max(last / rate, gradients / rate - backward) + max(first / rate, weights / rate - forward)
     else:
         once = _repeated(planned) + 2 * table  # gathered for forward and backward together
         gradients = others * (4 * micro_batches * (blocks + 2 * table) + 4 * blocks / gpus)
         weights = others * (2 * micro_batches * (2 * (blocks + 2 * table) - once) + 4 * blocks / gpus)
         exposed = max(0.0, (gradients + weights) / rate - 0.9 * step_seconds)
     seconds = (gradients + weights) / rate
-    return Communication(gradients, weights, seconds, exposed, step_seconds / (step_seconds + exposed))
+    own = rank_seconds(planned.stored_parameters, _largest_cost(planned, gpus), peak_flops)
+    efficiency = step_seconds / (step_seconds + own + exposed)
+    return Communication(gradients, weights, seconds, exposed, own, efficiency)

@@ -179,8 +179,9 @@ def _communication(cluster: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield (
             f"communication, {kind}",
             f"{exchange['gradient_gib']:.1f} GiB of gradients and {exchange['weight_gib']:.1f} GiB of "
-            f"weights per GPU and step, {exchange['exposed_seconds']:.2f} s exposed (not "
-            f"overlapped): {exchange['efficiency']:.0%} efficiency, {_hours(exchange['hours'])}",
+            f"weights per GPU and step, {exchange['exposed_seconds']:.2f} s exposed (not overlapped, by a "
+            f"model), {exchange['rank_seconds']:.2f} s of optimizer and copies (from measurements): "
+            f"{exchange['efficiency']:.0%} efficiency, {_hours(exchange['hours'])}",
         )
 
 
