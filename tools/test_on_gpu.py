@@ -24,9 +24,10 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 ON_GPU = ("kernels", "execution", "optim", "training", "model", "evaluation", "inference")
 FORKING = ("distributed", "launch", "studies/test_kill_and_resume.py", "studies/test_branches.py")
 FORKS = re.compile(r"^from (ranks|fork_server) import", re.MULTILINE)
-PART = 40  # tests of one process at most
-# What takes longest is started first.
-SLOW = ("test_triton_compilation", "test_execution_on_gpu", "test_export", "test_optimizer", "test_kernels")
+# Tests of one process at most. Those of `test_export` share what takes a minute to make; torch.compile and
+# references in fp64 are slow. What is named is started first.
+PART = 40
+PARTS = {"test_export": 1000, "test_execution_on_gpu": 15, "test_optimizer": 24, "test_triton_compilation": 1}
 COUNTS = re.compile(r"(\d+) (passed|failed|skipped|error|xfailed)")
 NO_TESTS = 5  # pytest's exit code
 
@@ -95,10 +96,11 @@ def collect(paths: list[str]) -> list[Part]:
         sys.exit(f"pytest cannot collect the tests:\n{done.stdout}")
     parts: list[Part] = []
     for file, count in found:
-        of = -(-int(count) // PART)
+        of = -(-int(count) // PARTS.get(Path(file).stem, PART))
         parts += [Part(file, number, of) for number in range(of)]
-    slow = {name: rank for rank, name in enumerate(SLOW)}
-    return sorted(parts, key=lambda part: (slow.get(Path(part.file).stem, len(slow)), -part.of, part.file))
+    slow = list(PARTS)
+    first = {part: slow.index(stem) for part in parts if (stem := Path(part.file).stem) in slow}
+    return sorted(parts, key=lambda part: (first.get(part, len(slow)), -part.of, part.file))
 
 
 def run(part: Part, words: list[str]) -> Outcome:
@@ -109,6 +111,15 @@ def run(part: Part, words: list[str]) -> Outcome:
         environment["CUDA_VISIBLE_DEVICES"] = ""
     done = pytest_process([part.file, *words], **environment)
     return Outcome(part, done.returncode, done.stdout, time.monotonic() - began)
+
+
+def show(outcome: Outcome) -> None:
+    """Print a line, and all that pytest said if something failed."""
+    counts = ", ".join(f"{number} {word}" for word, number in outcome.counts.items())
+    gpu = ", GPU hidden" if outcome.part.hides_gpu else ""
+    print(f"{outcome.seconds:6.1f} s  {outcome.part.name}: {counts}{gpu}", flush=True)
+    if outcome.failed:
+        print(f"{outcome.output}\n^ {outcome.part.name}, exit code {outcome.code}", flush=True)
 
 
 def main() -> int:
@@ -123,15 +134,15 @@ def main() -> int:
     began, total, failed = time.monotonic(), Counter[str](), list[Outcome]()
     with ThreadPoolExecutor(args.jobs) as pool:
         pending = [pool.submit(run, part, words.split()) for part in collect(args.paths)]
-        for future in as_completed(pending):
-            outcome = future.result()
-            total += outcome.counts
-            counts = ", ".join(f"{number} {word}" for word, number in outcome.counts.items())
-            gpu = ", GPU hidden" if outcome.part.hides_gpu else ""
-            print(f"{outcome.seconds:6.1f} s  {outcome.part.name}: {counts}{gpu}", flush=True)
-            if outcome.failed:
-                failed.append(outcome)
-                print(f"{outcome.output}\n^ {outcome.part.name}, exit code {outcome.code}", flush=True)
+        try:
+            for future in as_completed(pending):
+                outcome = future.result()
+                total += outcome.counts
+                failed += [outcome] if outcome.failed else []
+                show(outcome)
+        except KeyboardInterrupt:  # the processes have received it too
+            pool.shutdown(cancel_futures=True)
+            return 130
     counts = ", ".join(f"{number} {word}" for word, number in total.items())
     print(f"{counts} in {time.monotonic() - began:.0f} s, {args.jobs} processes")
     for outcome in failed:

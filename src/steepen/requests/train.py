@@ -22,7 +22,7 @@ from steepen.requests.spec import (
 )
 from steepen.training.train_options import EXECUTION, TrainOptions
 from steepen.utils.codec import HelpPanel, Range
-from steepen.utils.process import prepare_for_torch
+from steepen.utils.process import create_cuda_context
 from steepen.utils.values import Integers
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Train(SpecFields, TrainOptions, Request["Run"]):
 
         # Of ranks each has a GPU of its own, and the process that starts them needs none.
         if self.write_spec is None and self.gpus in (None, 1) and process_environment().size == 1:
-            prepare_for_torch(self.device)
+            create_cuda_context(self.device)
         from steepen.runs.spec import expected_flops
         from steepen.utils.json_io import to_json, write_json
 

@@ -30,7 +30,7 @@ from steepen.utils.files import GPU_LOCKS_VARIABLE, open_without_links
 from steepen.utils.formatting import printable_output
 from steepen.utils.imports import code_from
 from steepen.utils.json_io import read_json, to_json
-from steepen.utils.process import exit_process, prepare_for_torch
+from steepen.utils.process import create_cuda_context, exit_process
 
 _PR_SET_PDEATHSIG = 1
 Run = Callable[[dict[str, Any]], Any]
@@ -50,7 +50,7 @@ def main(run: Run = run_request) -> int:
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     if GPU_LOCKS_VARIABLE in os.environ:  # of a worker that trains on a GPU
-        prepare_for_torch("cuda")
+        create_cuda_context("cuda")
     answers = os.dup(1)
     os.set_inheritable(answers, False)
     for line in sys.stdin:
