@@ -31,9 +31,10 @@ step() {
         for arm in vanilla operator-1 untied-2; do
             study "chain-tuning-mini-$arm" chain-tuning --from-recipe --arms "$arm"
         done
-        for arm in deep-vanilla loop-2; do
-            study "chain-tuning-mini-$arm" chain-tuning --from-recipe --arms "$arm" --part embedding_lr_multiplier \
-                --part head_lr_multiplier --part output_multiplier --part init_scale
+        for arm in deep-vanilla loop-2; do # each from the paper's settings
+            for part in learning_rate embedding_lr_multiplier head_lr_multiplier output_multiplier init_scale; do
+                study "alone-$arm-$part" chain-tuning --from-recipe --arms "$arm" --part "$part"
+            done
         done
         ;;
     storage) study authors-storage replication:authors_storage --arms vanilla,operator-1 --rungs 5,6 --seeds 0-3 ;;
@@ -48,12 +49,17 @@ step() {
         study ladder-top replication:noise --cells "$nine,vanilla:10" --seeds 0
         ;;
     top-10) study ladder-top-10 replication:noise --cells loop-2:10,untied-2:10,deep-vanilla:10,loop-grow:10 --seeds 0 ;;
+    recheck-low)
+        study recheck-low replication:recheck --arms operator-1,untied-2 --rungs 4,5 --seeds 0,1 --wide
+        study recheck-low-6 replication:recheck --arms operator-1,untied-2 --rungs 6 --wide
+        study recheck-low-fixed replication:recheck --arms deep-vanilla,loop-2 --rungs 4,5 --wide
+        ;;
     recheck-vanilla) study recheck-vanilla replication:recheck --arms vanilla --rungs 4-8 --wide ;;
     recheck) study recheck replication:recheck --arms vanilla,operator-1,untied-2 --rungs 8 ;; # do the rates hold?
     register) # before `forecast` is trained; then commit forecasts.jsonl
         # What was fitted has at most a fifth of the FLOPs; d4 lies above the law of the other rungs (docs/log.md).
         for target in vanilla:1.84e16 operator-1:1.41e16; do
-            steepen fit "$here/runs.csv" --reference vanilla --where 'study in ("ladder", "ladder-seeds", "ladder-seeds-top")' \
+            steepen fit "$here/runs.csv" --reference vanilla --where 'study in ("ladder", "ladder-seeds", "ladder-seeds-top", "ladder-vanilla")' \
                 --where 'depth > 4' --where 'flops < 2.35e15' --budget "${target#*:}" --register "$work/all-arms.jsonl"
             grep "\"arm\": \"${target%:*}\"" "$work/all-arms.jsonl" >>"$here/forecasts.jsonl"
             rm "$work/all-arms.jsonl"
@@ -65,7 +71,7 @@ step() {
         ;;
     score) # adds what was measured to forecasts.jsonl
         steepen fit "$here/runs.csv" --reference vanilla --score "$here/forecasts.jsonl" \
-            --where 'study in ("ladder", "ladder-seeds", "ladder-seeds-top", "ladder-forecast")'
+            --where 'study in ("ladder", "ladder-seeds", "ladder-seeds-top", "ladder-vanilla", "ladder-forecast")'
         ;;
     fp8) PRESET=mini+precision=fp8 study fp8 replication:noise --arms vanilla --rungs 5,6,8 --seeds 0,1 ;;
     transfer) study transfer replication:transferred --arms operator-1 --rungs 4-8 --seeds 0 ;;
