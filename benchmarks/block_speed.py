@@ -188,7 +188,7 @@ def main() -> None:
             saved = saved_bytes(forward)
         cost, tokens = block_cost(arm, shape), args.rows * shape.context
         # As `recipe.memory` estimates it; the plain PyTorch block has no options but GQA and experts.
-        estimate = 2 * tokens * len(keep) * saved_by_block(arm, shape)
+        estimate = 2 * tokens * len(keep) * saved_by_block(arm, shape, fused=arm.fused_block)
         if not arm.fused_block:  # its bf16 weights too, which the planner counts as `compute_weights`
             estimate = COMPILED_ACTIVATIONS * estimate + 2 * sum(p.numel() for p in keep.parameters())
         flops = tokens * len(keep) * (6 * cost.matrices + cost.attention_flops)

@@ -51,8 +51,7 @@ from kernel_profile import Row, profile
 from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
-from steepen.execution.linear import accumulate_gemm_
-from steepen.kernels.cublaslt_gemm import selected_tile
+from steepen.kernels.cublaslt_gemm import accumulate_gemm_, selected_tile
 from steepen.kernels.dispatch import kernels_for
 from steepen.model.arms import find_arm
 from steepen.model.shape import SizeRule

@@ -16,8 +16,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steepen.execution.gpu_fused import logit_chunk_tokens
-from steepen.execution.linear import accumulate_gemm_
-from steepen.kernels.cublaslt_gemm import gemm
+from steepen.kernels.cublaslt_gemm import accumulate_gemm_, gemm
 from steepen.model.shape import Shape
 
 Gemm = Callable[..., Tensor]

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from steepen.execution.float8_linear import float8_linear_where_aligned
-from steepen.execution.gpu_fused import FusedBlock, install_fused_gpu
+from steepen.execution.gpu_fused import Edge, FusedBlock, install_fused_gpu
 from steepen.execution.linear import FusedLinear
 from steepen.execution.select import CUDA_GRAPH_MAX_FLOPS_PER_STEP
 from steepen.model.arms import find_arm
@@ -222,11 +222,11 @@ class FusedStep:
         blocks = micro_batches * network.shape.allocation.executed(self.passes)
 
         def attention() -> None:
-            out, residual = fused.attention(x, network.rotary)
+            out, residual, _ = fused.attention(x, network.rotary)
             torch.autograd.backward([out, residual], [torch.ones_like(out), torch.ones_like(residual)])
 
         def after_attention() -> None:
-            out = fused.after_attention(attended, x)
+            (out,) = fused.after_attention(attended, x, Edge())
             out.backward(torch.ones_like(out))
 
         optimizer = self.train_step.optimizer

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from grown_networks import grow
-from steepen.execution.gpu_fused import install_fused_gpu
+from steepen.execution.gpu_fused import FusedBlock, Stream, install_fused_gpu
 from steepen.execution.linear import FusedLinear
 from steepen.kernels.dispatch import REFERENCE, TRITON, TRITON_BLOCK
 from steepen.model.arms import ARMS, find_arm
@@ -162,13 +162,21 @@ def test_separate_head_and_cross_entropy_equal_reference(
     same(gradients(fused, 1), gradients(reference, 1))
 
 
-def test_recomputed_mlp_activation_equals_reference(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("adds_in_norm", [False, True])
+@pytest.mark.parametrize("name", ["vanilla", "loop-2", "untied-grow", "vanilla+kv_heads=2"])
+def test_chained_blocks_equal_reference(
+    name: str, adds_in_norm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reference, fused = build("vanilla"), build("vanilla")
+    """As with a stream that is wider than the GEMMs, or to which these cannot add."""
+    monkeypatch.setattr(FusedBlock, "adds_in_norm", adds_in_norm)
+    reference, fused = build(name), build(name)
     install_fused_gpu(fused, partial(FusedLinear, dtype=torch.float64))
-    monkeypatch.setattr("steepen.execution.gpu_fused.KEEP_ACTIVATION_MAX_WIDTH", 0)
-    same(gradients(fused, 1), gradients(reference, 1))
+    monkeypatch.setattr(FusedBlock, "gains_by_chain", lambda *_: True)
+    called: list[bool] = []
+    for block in fused.blocks():  # hooks of a block run: on several ranks one waits for its weights
+        block.register_forward_pre_hook(lambda _, given: called.append(isinstance(given[0], Stream)))
+    same(gradients(fused, fused.passes), gradients(reference, reference.passes))
+    assert called == [True] * reference.shape.allocation.executed(fused.passes)
 
 
 class WithGain(TransformerBlock):

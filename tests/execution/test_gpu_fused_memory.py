@@ -31,6 +31,7 @@ pytest.importorskip("triton")
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from triton.runtime import interpreter
 
+from steepen.kernels import cublaslt_gemm
 from steepen.kernels.dispatch import TRITON, TRITON_BLOCK
 
 GIB = 2**30
@@ -94,7 +95,8 @@ def skip_computation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_fused, "kernels_for", lambda *_: kernels)
     monkeypatch.setattr(gpu_fused, "block_kernels_for", lambda *_, **__: TRITON_BLOCK)
     monkeypatch.setattr(gpu_fused.FusedNetwork, "refresh", lambda _: None)
-    monkeypatch.setattr(linear, "accumulate_gemm_", lambda *_: None)  # allocates nothing
+    for module in (linear, cublaslt_gemm):  # allocates nothing
+        monkeypatch.setattr(module, "accumulate_gemm_", lambda *_: None)
     monkeypatch.setattr(
         gpu_fused.functional, "scaled_dot_product_attention", lambda q, k, v, **_: Attention.apply(q, k, v)
     )
@@ -125,8 +127,8 @@ def peak(name: str, depth: int, stream: StreamPrecision = "bf16", *, recompute: 
 @pytest.mark.usefixtures("skip_computation")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU, benchmarks/throughput.py measures it")
 @pytest.mark.parametrize(("depth", "compiled_gib"), [(8, 28.7), (12, 56.3)])
-def test_peak_memory_is_at_most_60_percent_of_torch_compile(depth: int, compiled_gib: float) -> None:
-    assert 0.5 * compiled_gib * GIB < peak("vanilla", depth) <= 0.6 * compiled_gib * GIB
+def test_peak_memory_is_at_most_75_percent_of_torch_compile(depth: int, compiled_gib: float) -> None:
+    assert 0.6 * compiled_gib * GIB < peak("vanilla", depth) <= 0.75 * compiled_gib * GIB
 
 
 @pytest.mark.usefixtures("skip_computation")
@@ -134,8 +136,8 @@ def test_peak_memory_is_at_most_60_percent_of_torch_compile(depth: int, compiled
 def test_second_pass_adds_activations_of_three_blocks_and_two_boundaries() -> None:
     arm = find_arm("loop-2")
     shape = arm.shape(8, SizeRule())
-    # Saved per block, in bf16: normed inputs, queries, keys, values, attention output, gate and up.
-    block = 2 * 32 * 2048 * (6 * shape.width + 2 * shape.mlp_width)
+    # Saved per block, in bf16: normed inputs, queries, keys, values, attention output, gate, up, activation.
+    block = 2 * 32 * 2048 * (6 * shape.width + 3 * shape.mlp_width)
     hidden = 2 * 32 * 2048 * shape.width
     added = peak("loop-2", 8) - peak("vanilla", 8)
     blocks = shape.allocation.executed(2) - 8
@@ -147,20 +149,10 @@ def test_second_pass_adds_activations_of_three_blocks_and_two_boundaries() -> No
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU, benchmarks/throughput.py measures it")
 @pytest.mark.parametrize(("name", "operators"), [("vanilla", 0), ("untied-2", 2), ("untied-4", 4)])
 def test_fp32_residual_stream_adds_four_widths_and_one_per_operator(name: str, operators: int) -> None:
-    """No block saves the stream, so its cost does not grow with depth."""
+    """No block saves the stream, so its cost does not grow with depth. The peak may be at another place."""
     for depth in (3, 8):
         hidden = 2 * 32 * 2048 * find_arm(name).shape(depth, SizeRule()).width
-        assert peak(name, depth, "fp32") - peak(name, depth) == (4 + operators) * hidden
-
-
-@pytest.mark.usefixtures("skip_computation")
-@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU, benchmarks/throughput.py measures it")
-def test_small_networks_store_the_mlp_activation(monkeypatch: pytest.MonkeyPatch) -> None:
-    saved = peak("vanilla", 3)
-    monkeypatch.setattr(gpu_fused, "KEEP_ACTIVATION_MAX_WIDTH", 0)
-    activation = 2 * 32 * 2048 * find_arm("vanilla").shape(3, SizeRule()).mlp_width
-    # That of the last block exists at the peak in any case, in the middle of its MLP.
-    assert 2 * activation <= saved - peak("vanilla", 3) <= 3 * activation
+        assert 0 <= peak(name, depth, "fp32") - peak(name, depth) - (4 + operators) * hidden < hidden
 
 
 @pytest.mark.usefixtures("skip_computation")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from steepen.execution.linear import accumulate_gemm_
+from steepen.kernels.cublaslt_gemm import accumulate_gemm_
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from steepen.kernels import cublaslt_gemm
 from steepen.kernels.cublaslt_gemm import gemm, select_algorithm
 
+BF16, FP32 = 14, 0  # cudaDataType_t
 SMALL, LARGE = 29, 24  # a preferred tile, and one that cuBLAS puts first
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -88,9 +89,9 @@ def no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_stream")
-@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("adds", [None, BF16, FP32])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_cublaslt_receives_operands_layouts_and_algorithm(transposed: bool, adds: bool) -> None:
+def test_cublaslt_receives_operands_layouts_and_algorithm(transposed: bool, adds: int | None) -> None:
     """cuBLAS is column-major: it computes the transposed result from the transposed weight and x."""
     library: Any = FakeLibrary([LARGE, 23, SMALL])
     plan = cublaslt_gemm._Plan(library, 7, 5, 3, transposed=transposed, adds=adds)
@@ -100,19 +101,21 @@ def test_cublaslt_receives_operands_layouts_and_algorithm(transposed: bool, adds
     assert library.types == [68, 0], "accumulated in fp32"
     assert library.transposed == {3: int(transposed), 4: 0}
     (matmul,) = library.matmuls
-    assert matmul["candidate"] == 2 and matmul["factors"] == (1.0, float(adds))
+    assert matmul["candidate"] == 2 and matmul["factors"] == (1.0, 0.0 if adds is None else 1.0)
     assert matmul["tensors"] == [t.data_ptr() for t in (weight, x, total, out)]
-    bf16 = 14
     matrices = [(3, 5) if transposed else (5, 3), (3, 7), (5, 7), (5, 7)]
-    assert matmul["layouts"] == [(bf16, rows, columns, rows) for rows, columns in matrices]
+    dtypes = [BF16, BF16, *[BF16 if adds is None else adds] * 2]
+    assert matmul["layouts"] == [
+        (dtype, rows, columns, rows) for dtype, (rows, columns) in zip(dtypes, matrices, strict=True)
+    ]
 
 
 @pytest.mark.usefixtures("no_stream")
 def test_gemm_falls_back_to_torch_without_algorithm_or_on_failure() -> None:
     library: Any = FakeLibrary([LARGE, 23])
-    assert cublaslt_gemm._Plan(library, 7, 5, 3, transposed=False, adds=False).algorithm is None
+    assert cublaslt_gemm._Plan(library, 7, 5, 3, transposed=False, adds=None).algorithm is None
     rejecting: Any = FakeLibrary([SMALL], matmul_status=15)
-    plan = cublaslt_gemm._Plan(rejecting, 7, 5, 3, transposed=False, adds=True)
+    plan = cublaslt_gemm._Plan(rejecting, 7, 5, 3, transposed=False, adds=BF16)
     x, weight, out = torch.zeros(7, 3), torch.zeros(3, 5), torch.zeros(7, 5)
     with pytest.warns(UserWarning, match="status 15"):
         assert not plan.run(x, weight, out, out)
@@ -122,16 +125,16 @@ def test_gemm_falls_back_to_torch_without_algorithm_or_on_failure() -> None:
 @pytest.mark.usefixtures("no_stream")
 def test_gemm_add_returns_none_where_cublaslt_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     rejecting: Any = FakeLibrary([SMALL], matmul_status=15)
-    plan = cublaslt_gemm._Plan(rejecting, 7, 5, 3, transposed=False, adds=True)
+    plan = cublaslt_gemm._Plan(rejecting, 7, 5, 3, transposed=False, adds=BF16)
     monkeypatch.setattr(cublaslt_gemm, "_plan_for", lambda *_: plan)
-    x, weight, total = torch.zeros(7, 3), torch.zeros(3, 5), torch.zeros(7, 5)
+    x, weight, total = (torch.zeros(*shape, dtype=torch.bfloat16) for shape in ((7, 3), (3, 5), (7, 5)))
     with pytest.warns(UserWarning, match="status 15"):
         assert cublaslt_gemm.gemm_add(x, weight, total) is None
     assert cublaslt_gemm.gemm_add(x, weight, total) is None and len(rejecting.matmuls) == 1
 
 
-def draw(*size: int) -> Tensor:
-    return torch.randn(size, device="cuda", dtype=torch.bfloat16)
+def draw(*size: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(size, device="cuda", dtype=dtype)
 
 
 def is_hopper() -> bool:
@@ -145,18 +148,22 @@ SIZES = [(65_536, *sides) for sides in ((256, 768), (384, 1152), (1024, 384), (1
 
 @gpu
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("adds", [None, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(("rows", "inner", "columns"), [*SIZES, (100, 72, 40), (33, 9, 7)])
-def test_gemm_on_a_gpu_equals_fp32(transposed: bool, adds: bool, rows: int, inner: int, columns: int) -> None:
+def test_gemm_on_a_gpu_equals_fp32(
+    transposed: bool, adds: torch.dtype | None, rows: int, inner: int, columns: int
+) -> None:
     torch.manual_seed(0)
-    x, weight, total = draw(rows, inner), draw(inner, columns), draw(rows, columns)
+    x, weight = draw(rows, inner), draw(inner, columns)
     weight = weight.t().contiguous().t() if transposed else weight
-    addend = total if adds else None
-    expected = x.float() @ weight.float() + (total.float() if adds else 0)
+    addend = None if adds is None else draw(rows, columns, dtype=adds)
+    expected = x.float() @ weight.float() + (0 if addend is None else addend.float())
     given = gemm(x, weight, accumulate_into=addend)
-    assert given.dtype == torch.bfloat16 and (given is total) == adds
+    assert given.dtype == (adds or torch.bfloat16) and (given is addend) == (adds is not None)
     torch.testing.assert_close(given.float(), expected, rtol=2**-7, atol=2e-2 * inner**0.5)
-    if is_hopper() and (rows, inner, columns) in SIZES:
+    if adds == torch.float32:  # not rounded to bf16
+        assert (given - expected).abs().max() < 1e-3 * inner**0.5
+    elif is_hopper() and (rows, inner, columns) in SIZES:
         assert cublaslt_gemm.selected_tile(x, weight, accumulate_into=addend) is not None, (
             "torch chose the algorithm"
         )
@@ -173,6 +180,7 @@ def test_gemm_add_leaves_the_addend_unchanged(rows: int, inner: int, columns: in
     assert given is not None and torch.equal(total, before)
     expected = x.float() @ weight.float() + total.float()
     torch.testing.assert_close(given.float(), expected, rtol=2**-7, atol=2e-2 * inner**0.5)
+    assert cublaslt_gemm.gemm_add(x, weight, total.float()) is None, "its epilogue is slower than the norm"
 
 
 @gpu

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from steepen.kernels.fp8 import RowwiseFp8, defer_quantization_of_norm
+from steepen.kernels.norm import SplitFp32
 
 # Compute capability × 10 → bytes of shared memory per thread block (CUDA programming guide).
 SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
@@ -188,7 +189,8 @@ def call_block(width: int, *, fp8: bool) -> None:
     stream = empty(rows, width, dtype=torch.float32)
     for residual in (x, stream):
         kernels.rms_norm(residual, EPS, torch.bfloat16)
-        kernels.add_rms_norm(residual, x, EPS, torch.bfloat16)
+        kernels.add_rms_norm(residual, (x,), EPS, torch.bfloat16, keep_sum=False)
+        kernels.add_rms_norm(residual, (x, x), EPS, torch.bfloat16)
         kernels.rms_norm_backward(x, x, rstd, residual)
     table = empty(2, TIME, 64)
     for kv in (heads, 1):
@@ -221,7 +223,12 @@ def call_block(width: int, *, fp8: bool) -> None:
             others.norm_inject(residual, residual, 0.7, EPS)
             others.norm_inject_backward(residual, residual, rstd, 0.7)
         others.rms_norm_backward(x, x, rstd)
-        kernels.swiglu_backward_(empty(rows, 2 * hidden), empty(rows, hidden), empty(rows, hidden))
+        split = SplitFp32.empty(rows, width, x.device)
+        others.inject_norm(stream, stream, 0.7, EPS, torch.bfloat16)
+        for residual in (stream, split):
+            others.inject_norm_backward(x, x, rstd, residual, stream, rstd, 0.7)
+        kernels.rms_norm_backward(x, x, rstd, split)
+        others.rms_norm_backward(x, x, rstd, split)
 
 
 def call_head(vocabulary: int, softcap: float | None, capability: int) -> None:

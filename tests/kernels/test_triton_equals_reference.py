@@ -8,6 +8,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="needs Triton (its interpreter runs on a CPU)")
 from steepen.kernels.dispatch import REFERENCE, TRITON
+from steepen.kernels.norm import SplitFp32
 
 DEVICES = [
     "cpu",
@@ -58,7 +59,7 @@ def test_norms_equal_reference(draw: Draw, width: int) -> None:
     x, y, d = draw(5, width), draw(5, width), draw(5, width)
     for name, arguments in {
         "rms_norm": (x, EPS),
-        "add_rms_norm": (x, y, EPS),
+        "add_rms_norm": (x, (y,), EPS),
         "norm_inject": (x, y, 0.7, EPS),
     }.items():
         for ours, theirs in zip(
@@ -87,17 +88,21 @@ def test_norms_of_an_fp32_residual_stream_equal_reference(device: str, width: in
     branch, stream = Draw(device, torch.bfloat16), Draw(device, torch.float32, seed=1)
     x, residual, y, dn = stream(5, width), stream(5, width), branch(5, width), branch(5, width)
     for ours, theirs in zip(
-        (*TRITON.rms_norm(x, EPS, torch.bfloat16), *TRITON.add_rms_norm(x, y, EPS, torch.bfloat16)),
-        (*REFERENCE.rms_norm(x, EPS, torch.bfloat16), *REFERENCE.add_rms_norm(x, y, EPS, torch.bfloat16)),
+        (*TRITON.rms_norm(x, EPS, torch.bfloat16), *TRITON.add_rms_norm(x, (y,), EPS, torch.bfloat16)),
+        (*REFERENCE.rms_norm(x, EPS, torch.bfloat16), *REFERENCE.add_rms_norm(x, (y,), EPS, torch.bfloat16)),
         strict=True,
     ):
         (branch if theirs.dtype == torch.bfloat16 else stream).agree(ours, theirs)
     n, rstd = REFERENCE.rms_norm(x, EPS, torch.bfloat16)
-    dx, rounded = TRITON.rms_norm_backward_rounded(dn, n, rstd, residual)
-    want, want_rounded = REFERENCE.rms_norm_backward_rounded(dn, n, rstd, residual)
-    stream.agree(dx, want)
-    branch.agree(rounded, want_rounded)
-    stream.agree(TRITON.rms_norm_backward(dn, n, rstd, residual), want)
+    want = REFERENCE.rms_norm_backward(dn, n, rstd, residual)
+    for given in (residual, SplitFp32.split(residual)):
+        ours = TRITON.rms_norm_backward(dn, n, rstd, given)
+        stream.agree(ours, want)
+        for kernels, exact in ((TRITON, ours), (REFERENCE, want)):
+            dx, rounded = kernels.rms_norm_backward_split(dn, n, rstd, given)
+            assert isinstance(dx, SplitFp32) and rounded.data_ptr() == dx.halves.data_ptr()
+            assert torch.equal(dx.join(), exact)
+            torch.testing.assert_close(rounded, exact.bfloat16(), rtol=2**-8, atol=0)
     out = torch.empty_like(x)
     row_factor = stream(5)
     TRITON.rms_norm_backward(dn, n, rstd, row_factor=row_factor, out=out)
@@ -108,8 +113,58 @@ def test_norms_of_an_fp32_residual_stream_equal_reference(device: str, width: in
 def test_gradient_of_a_stream_in_the_compute_dtype_is_its_own_gemm_operand(draw: Draw) -> None:
     d, n = draw(5, 64), draw(5, 64)
     for kernels in (TRITON, REFERENCE):
-        dx, rounded = kernels.rms_norm_backward_rounded(d, n, draw(5).float(), d)
+        dx, rounded = kernels.rms_norm_backward_split(d, n, draw(5).float(), d)
         assert dx is rounded
+
+
+@pytest.mark.parametrize("keep_sum", [False, True])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_norm_of_three_terms_equals_reference(device: str, width: int, keep_sum: bool) -> None:
+    branch, stream = Draw(device, torch.bfloat16), Draw(device, torch.float32, seed=1)
+    x, addends = stream(5, width), (branch(5, width), branch(5, width))
+    ours, theirs = (
+        k.add_rms_norm(x, addends, EPS, torch.bfloat16, keep_sum=keep_sum) for k in (TRITON, REFERENCE)
+    )
+    branch.agree(ours[1], theirs[1])
+    stream.agree(ours[2], theirs[2])
+    # To the bit what two additions of fp32 give, or nothing.
+    expected = x + addends[0] + addends[1] if keep_sum else x
+    assert torch.equal(ours[0], expected) and torch.equal(theirs[0], expected)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_boundary_with_the_norm_after_it_equals_reference(device: str, width: int) -> None:
+    branch, stream = Draw(device, torch.bfloat16), Draw(device, torch.float32, seed=1)
+    h, e, residual, dn = stream(5, width), stream(5, width), stream(5, width), branch(5, width)
+    ours, theirs = (k.inject_norm(h, e, 0.7, EPS, torch.bfloat16) for k in (TRITON, REFERENCE))
+    for one, two in zip(ours, theirs, strict=True):
+        (branch if two.dtype == torch.bfloat16 else stream).agree(one, two)
+    _, h_rstd, n, rstd = theirs
+    for given in (residual, SplitFp32.split(residual)):
+        (dh, rounded, de), (want, _, want_de) = (
+            k.inject_norm_backward(dn, n, rstd, given, h, h_rstd, 0.7) for k in (TRITON, REFERENCE)
+        )
+        assert isinstance(dh, SplitFp32) and isinstance(want, SplitFp32)
+        assert torch.equal(rounded, dh.rounded)
+        stream.agree(dh.join(), want.join())
+        stream.agree(de, want_de)
+
+
+def test_two_halves_keep_every_bit(device: str) -> None:
+    """Of subnormal numbers, ties, infinities and the largest too; NaN stays NaN in both halves."""
+    bits = torch.randint(-(2**31), 2**31 - 1, (64, 63), generator=torch.Generator().manual_seed(0))
+    bits[:3, 0] = torch.tensor([0x3F808000, -0x407F8000, 0x7FFFFFFF])  # two ties, CUDA's NaN
+    x = bits.int().view(torch.float32).to(device)
+    x[3, :5] = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 1e-45])
+    n, zero = torch.zeros_like(x, dtype=torch.bfloat16), torch.zeros(64, device=device)
+    for split in (SplitFp32.split(x), TRITON.rms_norm_backward_split(n, n, zero, x)[0]):
+        assert isinstance(split, SplitFp32)
+        joined, number = split.join(), ~x.isnan()
+        assert torch.equal(joined[number], x[number])
+        assert joined[~number].isnan().all() and split.rounded[~number].isnan().all()
+        rounded, tie = split.rounded.float(), (x.view(torch.int32) & 0xFFFF) == 0x8000
+        assert torch.equal(rounded[number & ~tie], x.bfloat16().float()[number & ~tie])
+        torch.testing.assert_close(rounded[number & tie], x[number & tie], rtol=2**-8, atol=1e-38)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -152,20 +207,9 @@ def test_rope_and_qk_norm_equal_reference(draw: Draw, heads: int, kv: int, size:
 def test_swiglu_equals_reference(draw: Draw, hidden: int) -> None:
     gate_up, dh = draw(11, 2 * hidden), draw(11, hidden)
     draw.agree(TRITON.swiglu(gate_up), REFERENCE.swiglu(gate_up))
-    results = []
-    for kernels in (TRITON, REFERENCE):
-        x, d = gate_up.clone(), dh.clone()
-        kernels.swiglu_backward_(x, d, None)
-        results.append((x, d))
-    draw.agree(results[0][0], results[1][0])
-    draw.agree(results[0][1], results[1][1])
-
-
-def test_swiglu_backward_returns_the_saved_activation(draw: Draw) -> None:
-    gate_up, dh, h = draw(9, 512), draw(9, 256), draw(9, 256)
-    both = [k.swiglu_backward_(gate_up.clone(), dh.clone(), h) for k in (TRITON, REFERENCE)]
-    assert all(given is h for _, given in both)
-    draw.agree(both[0][0], both[1][0])
+    ours, theirs = gate_up.clone(), gate_up.clone()
+    assert TRITON.swiglu_backward_(ours, dh) is ours
+    draw.agree(ours, REFERENCE.swiglu_backward_(theirs, dh))
 
 
 @pytest.mark.parametrize("softcap", [None, 15.0])

@@ -216,20 +216,28 @@ def test_stages_of_experts_are_planned_as_runs_of_their_networks() -> None:
 
 
 def test_memory_estimate_is_near_the_measured_memory() -> None:
-    """Measured peaks on one GPU with a bf16 stream, micro-batches of 65,536 tokens, in GiB."""
-    bf16 = ModelOptions(residual_stream="bf16")
-    for arm, depth, context, vocabulary, peak in (
-        ("vanilla", 8, 2048, 50_304, 15.47),
-        ("operator-1", 8, 2048, 50_304, 15.71),
-        ("loop-2", 8, 2048, 50_304, 20.17),
-        ("untied-2", 8, 2048, 50_304, 20.67),
-        ("vanilla", 12, 2048, 50_304, 33.65),
-        ("vanilla", 3, 1024, 8192, 2.97),
-        ("vanilla", 2, 1024, 8192, 1.86),
+    """Peaks of forward and backward beyond weights and their bf16 copies, in GiB, with an fp32 stream and
+    micro-batches of 65,536 tokens, measured on one H200.
+    """
+    for arm, depth, peak in (
+        ("vanilla", 8, 16.54),
+        ("operator-1", 8, 16.79),
+        ("loop-2", 8, 22.40),
+        ("untied-2", 8, 22.54),
+        ("vanilla", 12, 35.47),
     ):
-        rung = PAPER[arm].at(ARMS[arm], depth, SizeRule(context=context, vocabulary=vocabulary))
-        estimate = training_memory(rung, 1, 65_536 // context, options=bf16).total / 2**30
-        assert estimate == pytest.approx(peak, rel=0.05), (arm, depth)
+        rung = PAPER[arm].at(ARMS[arm], depth)
+        memory = training_memory(rung, 1, 32)
+        estimate = memory.activations + memory.logits + 4 * rung.stored_parameters  # gradients
+        assert estimate / 2**30 == pytest.approx(peak, rel=0.05), (arm, depth)
+
+
+@pytest.mark.parametrize(("depth", "peak"), [(3, 2.97), (2, 1.86)])
+def test_memory_estimate_of_small_networks_is_near_the_measured_memory(depth: int, peak: float) -> None:
+    """Measured peaks of whole steps on one GPU with a bf16 stream, 64×1024 tokens, in GiB."""
+    rung = PAPER["vanilla"].at(ARMS["vanilla"], depth, SizeRule(context=1024, vocabulary=8192))
+    estimate = training_memory(rung, 1, 64, options=ModelOptions(residual_stream="bf16")).total / 2**30
+    assert estimate == pytest.approx(peak, rel=0.05)
 
 
 @pytest.mark.parametrize(("arm", "operators"), [("vanilla", 0), ("operator-1", 1), ("loop-2", 2)])
@@ -291,7 +299,7 @@ def test_the_d26_run_on_16_gpus_has_micro_batches_of_4_then_2_as_the_authors_ran
     monkeypatch.setenv("COLUMNS", "250")
     assert main(["plan", "--arm", "untied-grow", "--depth", "26", "--gpus", "16"]) == 0
     line = next(row for row in capsys.readouterr().out.splitlines() if "memory, shard optimizer" in row)
-    assert "fits (" in line and "micro-batch 4, then 2, largest that fits: 6, then 2" in line
+    assert "fits (" in line and "micro-batch 4, then 2, largest that fits: 5, then 2" in line
     plan = plan_json(capsys, "--arm", "untied-grow", "--depth", "26", "--gpus", "16")
     assert plan["cluster"]["micro_batch"]["shard optimizer"] == [4, 2]
     fixed = plan_json(capsys, "--arm", "untied-2", "--depth", "18", "--gpus", "8")
@@ -302,7 +310,7 @@ def test_plan_names_the_largest_micro_batch_that_fits(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "250")
-    words = ["plan", "--arm", "untied-grow", "--depth", "26", "--gpus", "16", "--micro-batch"]
+    words = ["plan", "--arm", "untied-grow", "--depth", "25", "--gpus", "16", "--micro-batch"]
     for micro_batch, said in (
         ("2", "fits ("),
         ("3", "fits, with less than 10% to spare ("),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from steepen.kernels.cublaslt_gemm import gemm, gemm_add
+from steepen.kernels.cublaslt_gemm import accumulate_gemm_, gemm, gemm_add
 
 Parameters = nn.Parameter | Sequence[nn.Parameter]  # one, or several that read the same input
 
@@ -115,9 +115,6 @@ class FusedLinear:
 
     def add_to_(self, total: Tensor, x: Tensor) -> Tensor:
         """total += x @ weightᵀ in place, rounded once to the dtype of `total`."""
-        if total.dtype != x.dtype:
-            accumulate_gemm_(total, x, self.weight.t(), 1.0)
-            return total
         return gemm(x, self.weight.t(), accumulate_into=total)
 
     def added_to(self, total: Tensor, x: Tensor) -> Tensor | None:
@@ -158,19 +155,6 @@ class FusedLinear:
 def is_released(parameter: Tensor) -> bool:
     """Whether another rank owns the fp32 values: here the parameter is one zero, expanded to its shape."""
     return parameter.numel() > 1 and not any(parameter.stride())
-
-
-def accumulate_gemm_(total: Tensor, a: Tensor, b: Tensor, alpha: float, beta: float = 1.0) -> None:
-    """total ← beta·total + alpha·(a @ b), accumulated in total's dtype whatever that of a and b.
-
-    With beta = 0 the old total is ignored, even if it is NaN.
-    """
-    if total.dtype == a.dtype:
-        total.addmm_(a, b, beta=beta, alpha=alpha)
-    elif total.is_cuda:
-        torch.addmm(total, a, b, out_dtype=total.dtype, beta=beta, alpha=alpha, out=total)
-    else:  # a GEMM with mixed dtypes exists only on a GPU
-        total.addmm_(a.to(total.dtype), b.to(total.dtype), beta=beta, alpha=alpha)
 
 
 def cast_weights(linears: list[FusedLinear]) -> None:

@@ -68,16 +68,34 @@ def gemm(x: Tensor, weight: Tensor, *, accumulate_into: Tensor | None = None) ->
         out = x.new_empty(len(x), weight.shape[1]) if accumulate_into is None else accumulate_into
         if plan.run(x, weight, out, out):
             return out
-    return x @ weight if accumulate_into is None else accumulate_into.addmm_(x, weight)
+    if accumulate_into is None:
+        return x @ weight
+    accumulate_gemm_(accumulate_into, x, weight, 1.0)
+    return accumulate_into
 
 
 def gemm_add(x: Tensor, weight: Tensor, addend: Tensor) -> Tensor | None:
-    """x @ weight + addend, rounded once; None if torch would have to copy the addend first."""
-    plan = _plan_for(x, weight, addend)
+    """x @ weight + addend in bf16, rounded once; None if torch would have to copy the addend first, or for an
+    fp32 addend: that epilogue costs more than it saves the norm (docs/log.md).
+    """
+    plan = None if addend.dtype == torch.float32 else _plan_for(x, weight, addend)
     if plan is None or plan.algorithm is None:
         return None
     out = torch.empty_like(addend)
     return out if plan.run(x, weight, addend, out) else None
+
+
+def accumulate_gemm_(total: Tensor, a: Tensor, b: Tensor, alpha: float, beta: float = 1.0) -> None:
+    """total ← beta·total + alpha·(a @ b), accumulated in total's dtype whatever that of a and b.
+
+    With beta = 0 the old total is ignored, even if it is NaN.
+    """
+    if total.dtype == a.dtype:
+        total.addmm_(a, b, beta=beta, alpha=alpha)
+    elif total.is_cuda:
+        torch.addmm(total, a, b, out_dtype=total.dtype, beta=beta, alpha=alpha, out=total)
+    else:  # a GEMM with mixed dtypes exists only on a GPU
+        total.addmm_(a.to(total.dtype), b.to(total.dtype), beta=beta, alpha=alpha)
 
 
 def selected_tile(
@@ -97,8 +115,9 @@ def _plan_for(x: Tensor, weight: Tensor, addend: Tensor | None) -> _Plan | None:
         if addend.shape != (len(x), weight.shape[1]):
             return None
         tensors.append(addend)
+    wide = addend is not None and addend.dtype == torch.float32
     supported = all(
-        t.dtype == torch.bfloat16
+        (t.dtype == torch.bfloat16 or (wide and t is addend))
         and t.device == x.device
         and t.is_contiguous()
         and t.data_ptr() % ALIGNMENT == 0
@@ -106,12 +125,13 @@ def _plan_for(x: Tensor, weight: Tensor, addend: Tensor | None) -> _Plan | None:
     )
     if not supported or x.device.index != torch.cuda.current_device():
         return None
-    return _plan(x.device, len(x), weight.shape[1], len(weight), transposed, addend is not None)
+    adds = None if addend is None else CUDA_R_32F if wide else CUDA_R_16BF
+    return _plan(x.device, len(x), weight.shape[1], len(weight), transposed, adds)
 
 
 @functools.cache
 def _plan(
-    device: torch.device, rows: int, columns: int, inner: int, transposed: bool, adds: bool
+    device: torch.device, rows: int, columns: int, inner: int, transposed: bool, adds: int | None
 ) -> _Plan | None:
     library = _library(device)
     if library is None:
@@ -154,15 +174,18 @@ class _Library:
 
 
 class _Plan:
-    """A GEMM of one shape. cuBLAS is column-major, so it sees every matrix, the result too, transposed."""
+    """A GEMM of one shape. cuBLAS is column-major, so it sees every matrix, the result too, transposed.
+
+    `adds` is the dtype of a matrix that is added, and of the result with it; without one the result is bf16.
+    """
 
     def __init__(
-        self, library: _Library, rows: int, columns: int, inner: int, *, transposed: bool, adds: bool
+        self, library: _Library, rows: int, columns: int, inner: int, *, transposed: bool, adds: int | None
     ) -> None:
         self.library = library
         self.algorithm: _Algorithm | None = None
         self.descriptor = c_void_p()
-        self.alpha, self.beta = c_float(1.0), c_float(1.0 if adds else 0.0)
+        self.alpha, self.beta = c_float(1.0), c_float(0.0 if adds is None else 1.0)
         try:
             library.call(
                 "MatmulDescCreate", byref(self.descriptor), c_int(CUBLAS_COMPUTE_32F), c_int(CUDA_R_32F)
@@ -175,7 +198,8 @@ class _Plan:
                     "MatmulDescSetAttribute", self.descriptor, c_int(attribute), byref(value), c_size_t(4)
                 )
             self.weight = self._layout(inner, columns) if transposed else self._layout(columns, inner)
-            self.x, self.out = self._layout(inner, rows), self._layout(columns, rows)
+            self.x = self._layout(inner, rows)
+            self.out = self._layout(columns, rows, CUDA_R_16BF if adds is None else adds)
             self.algorithm = self._choose()
         except _CublasError:  # for example a shape that cuBLASLt does not support
             return
@@ -216,12 +240,12 @@ class _Plan:
             )
         return status == 0
 
-    def _layout(self, rows: int, columns: int) -> c_void_p:
+    def _layout(self, rows: int, columns: int, dtype: int = CUDA_R_16BF) -> c_void_p:
         layout = c_void_p()
         self.library.call(
             "MatrixLayoutCreate",
             byref(layout),
-            c_int(CUDA_R_16BF),
+            c_int(dtype),
             c_uint64(rows),
             c_uint64(columns),
             c_int64(rows),

@@ -26,6 +26,7 @@ from steepen.kernels import (
 )
 from steepen.kernels.fp8 import DeferredFp8, RowwiseFp8
 from steepen.kernels.fused_linear_cross_entropy import LogitGradient
+from steepen.kernels.norm import SplitFp32
 from steepen.kernels.triton_backend import has_triton_kernels
 
 MODULES = (norm, rotary, swiglu, cross_entropy, fused_linear_cross_entropy, gram, muon_update, fp8)
@@ -46,15 +47,17 @@ class Kernels:
     rms_norm: Callable[..., tuple[Tensor, Tensor]]
     add_rms_norm: Callable[..., tuple[Tensor, Tensor, Tensor]]
     rms_norm_backward: Callable[..., Tensor]
-    rms_norm_backward_rounded: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    rms_norm_backward_split: Callable[..., tuple[Tensor | SplitFp32, Tensor]]
     norm_inject: Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
     norm_inject_backward: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    inject_norm: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
+    inject_norm_backward: Callable[..., tuple[Tensor | SplitFp32, Tensor, Tensor]]
     embed_norm: Callable[[Tensor, Tensor, float, torch.dtype], tuple[Tensor, Tensor]]
     embed_norm_backward_: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     rotate_norm_: Callable[[Tensor, Tensor, float, int], Tensor]
     rotate_norm_backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     swiglu: Callable[[Tensor], Tensor]
-    swiglu_backward_: Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+    swiglu_backward_: Callable[[Tensor, Tensor], Tensor]
     cross_entropy_: Callable[..., tuple[Tensor, Tensor]]
     supports_fused_linear_cross_entropy: Callable[[Tensor, Tensor], bool]
     fused_linear_cross_entropy: Callable[..., tuple[Tensor, LogitGradient | None]]
@@ -77,11 +80,11 @@ class BlockKernels:
 
     rms_norm: Callable[..., tuple[GemmOperand, Tensor]]
     add_rms_norm: Callable[..., tuple[Tensor, GemmOperand, Tensor]]
-    rms_norm_backward: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, GemmOperand]]
+    rms_norm_backward: Callable[..., tuple[Tensor | SplitFp32, GemmOperand]]
     rotate_norm_: Callable[[Tensor, Tensor, float, int], Tensor]
     rotate_norm_backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], GemmOperand]
     swiglu: Callable[[Tensor], GemmOperand]
-    swiglu_backward_: Callable[..., tuple[GemmOperand, GemmOperand]]  # h only in the compute dtype
+    swiglu_backward_: Callable[[Tensor, Tensor], GemmOperand]
     cross_entropy_: Callable[..., tuple[Tensor, GemmOperand]]
     quantize_activation: Callable[[Tensor], GemmOperand]
     quantize_gradient: Callable[[Tensor], GemmOperand]
@@ -133,7 +136,7 @@ def without_quantization(kernels: Kernels) -> BlockKernels:
     return BlockKernels(
         rms_norm=kernels.rms_norm,
         add_rms_norm=kernels.add_rms_norm,
-        rms_norm_backward=kernels.rms_norm_backward_rounded,
+        rms_norm_backward=kernels.rms_norm_backward_split,
         rotate_norm_=kernels.rotate_norm_,
         rotate_norm_backward=kernels.rotate_norm_backward,
         swiglu=kernels.swiglu,

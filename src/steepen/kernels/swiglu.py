@@ -31,37 +31,23 @@ def swiglu_reference(gate_up: Tensor) -> Tensor:
     return (functional.silu(at_least_fp32(gate)) * at_least_fp32(up)).to(gate_up.dtype)
 
 
-def swiglu_backward_reference_(gate_up: Tensor, dh: Tensor, h: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Overwrite `gate_up` with its gradient, given the gradient dh of the output; returns (gradient, output).
-
-    The output is recomputed in the memory of dh, or is h where it was saved.
-    """
+def swiglu_backward_reference_(gate_up: Tensor, dh: Tensor) -> Tensor:
+    """Overwrite `gate_up` with its gradient, given the gradient dh of the output."""
     gate, up = (at_least_fp32(half) for half in gate_up.chunk(2, dim=-1))
     sigmoid, d = torch.sigmoid(gate), at_least_fp32(dh)
-    silu = gate * sigmoid
-    d_gate_up = torch.cat([d * up * sigmoid * (1 + gate * (1 - sigmoid)), d * silu], dim=-1)
-    activated = dh.copy_(silu * up) if h is None else h  # before `up` is overwritten
-    return gate_up.copy_(d_gate_up), activated
+    d_gate_up = [d * up * sigmoid * (1 + gate * (1 - sigmoid)), d * gate * sigmoid]
+    return gate_up.copy_(torch.cat(d_gate_up, dim=-1))
 
 
 def swiglu_fp8_reference(gate_up: Tensor) -> RowwiseFp8:
-    """`swiglu_reference`, quantized; the unquantized output is not kept, since backward recomputes it."""
+    """`swiglu_reference`, quantized; the unquantized output is not kept, since no GEMM reads it."""
     return RowwiseFp8(None, *quantize_rows_reference(swiglu_reference(gate_up), ACTIVATION_DTYPE))
 
 
-def swiglu_backward_fp8_reference(
-    gate_up: Tensor, dh: Tensor, h: None = None
-) -> tuple[RowwiseFp8, RowwiseFp8]:
-    """`swiglu_backward_reference_` with gradient and output quantized only; leaves its arguments as they are.
-
-    The output is always recomputed, so h must be None.
-    """
-    del h
-    d, activated = swiglu_backward_reference_(gate_up.clone(), dh.clone())
-    return (
-        RowwiseFp8(None, *quantize_rows_reference(d, GRADIENT_DTYPE)),
-        RowwiseFp8(None, *quantize_rows_reference(activated, ACTIVATION_DTYPE)),
-    )
+def swiglu_backward_fp8_reference(gate_up: Tensor, dh: Tensor) -> RowwiseFp8:
+    """`swiglu_backward_reference_` with the gradient quantized only; leaves its arguments as they are."""
+    d = swiglu_backward_reference_(gate_up.clone(), dh)
+    return RowwiseFp8(None, *quantize_rows_reference(d, GRADIENT_DTYPE))
 
 
 # Rows and columns of a program's tile; the paper's hidden widths are multiples of 256.
@@ -83,27 +69,21 @@ def _swiglu_kernel(x_ptr, h_ptr, rows, hidden, ROWS: tl.constexpr, COLUMNS: tl.c
     tl.store(h_ptr + row * hidden + column, h.to(h_ptr.dtype.element_ty), mask=mask)
 
 
-# The gradient takes the place of gate and up, and the recomputed activation that of its own gradient: both
-# are read for the last time here, so the backward of the MLP allocates nothing.
+# The gradient takes the place of gate and up, which are read for the last time here. The activation, which
+# wgrad needs, is saved in the forward pass: recomputing it here would write it once more.
 @triton.jit
-def _swiglu_backward_kernel(
-    x_ptr, d_ptr, rows, hidden, RECOMPUTE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
+def _swiglu_backward_kernel(x_ptr, d_ptr, rows, hidden, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None].to(tl.int64)
     column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     mask = (row < rows) & (column < hidden)
     pointer = x_ptr + row * (2 * hidden) + column
     gate = tl.load(pointer, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(pointer + hidden, mask=mask, other=0.0).to(tl.float32)
-    d_pointer = d_ptr + row * hidden + column
-    d = tl.load(d_pointer, mask=mask, other=0.0).to(tl.float32)
+    d = tl.load(d_ptr + row * hidden + column, mask=mask, other=0.0).to(tl.float32)
     sigmoid = tl.sigmoid(gate)
-    silu = gate * sigmoid
     dtype = x_ptr.dtype.element_ty
     tl.store(pointer, (d * up * sigmoid * (1 + gate * (1 - sigmoid))).to(dtype), mask=mask)
-    tl.store(pointer + hidden, (d * silu).to(dtype), mask=mask)
-    if RECOMPUTE:
-        tl.store(d_pointer, (silu * up).to(dtype), mask=mask)
+    tl.store(pointer + hidden, (d * gate * sigmoid).to(dtype), mask=mask)
 
 
 def _grid(rows: int, hidden: int) -> tuple[int, int]:
@@ -118,13 +98,11 @@ def swiglu_triton(gate_up: Tensor) -> Tensor:
     return h
 
 
-def swiglu_backward_triton_(gate_up: Tensor, dh: Tensor, h: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def swiglu_backward_triton_(gate_up: Tensor, dh: Tensor) -> Tensor:
     """`swiglu_backward_reference_` in Triton."""
     rows, hidden = dh.shape
-    _swiglu_backward_kernel[_grid(rows, hidden)](
-        gate_up, dh, rows, hidden, RECOMPUTE=h is None, **SWIGLU_TILE
-    )
-    return gate_up, dh if h is None else h
+    _swiglu_backward_kernel[_grid(rows, hidden)](gate_up, dh, rows, hidden, **SWIGLU_TILE)
+    return gate_up
 
 
 # The fp8 kernels need the amax of a whole row, so a program processes whole rows of at least this many
@@ -132,7 +110,7 @@ def swiglu_backward_triton_(gate_up: Tensor, dh: Tensor, h: Tensor | None = None
 FP8_MIN_ELEMENTS = 4096
 
 
-# The activation is rounded to bf16 before its fp8 scale is found, as the backward computes it again (below).
+# The activation is rounded to bf16 before its fp8 scale is found, as the reference does.
 @triton.jit
 def _swiglu_fp8_kernel(
     x_ptr, fp8_ptr, scale_ptr, rows, hidden, FP8_MAX: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
@@ -148,11 +126,10 @@ def _swiglu_fp8_kernel(
     store_rows_fp8(h, fp8_ptr, scale_ptr, row, rows, offset, mask, FP8_MAX)
 
 
-# One read of gate and up gives both gradients and, for wgrad, the activation, of which nothing was kept.
 @triton.jit
 def _swiglu_backward_fp8_kernel(
-    x_ptr, d_ptr, fp8_ptr, scale_ptr, h_ptr, h_scale_ptr, rows, hidden,
-    FP8_MAX: tl.constexpr, H_FP8_MAX: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, d_ptr, fp8_ptr, scale_ptr, rows, hidden,
+    FP8_MAX: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)[None, :]
@@ -160,15 +137,10 @@ def _swiglu_backward_fp8_kernel(
     offset = row[:, None] * (2 * hidden) + column
     gate = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + offset + hidden, mask=mask, other=0.0).to(tl.float32)
-    h_offset = row[:, None] * hidden + column
-    d = tl.load(d_ptr + h_offset, mask=mask, other=0.0).to(tl.float32)
+    d = tl.load(d_ptr + row[:, None] * hidden + column, mask=mask, other=0.0).to(tl.float32)
     sigmoid = tl.sigmoid(gate)
-    silu = gate * sigmoid
-    # Rounded to bf16 first, as in the forward pass, so that the same fp8 values come out.
-    h = (silu * up).to(x_ptr.dtype.element_ty).to(tl.float32)
-    store_rows_fp8(h, h_ptr, h_scale_ptr, row, rows, h_offset, mask, H_FP8_MAX)
     dgate = d * up * sigmoid * (1 + gate * (1 - sigmoid))
-    dup = d * silu
+    dup = d * gate * sigmoid
     multiplier, scale = fp8_row_scale(tl.max(tl.maximum(tl.abs(dgate), tl.abs(dup)), axis=1), FP8_MAX)
     tl.store(scale_ptr + row, scale, mask=row < rows)
     target = tl.max_contiguous(fp8_ptr + offset, [1, FP8_STORE_ELEMENTS])
@@ -188,15 +160,12 @@ def swiglu_fp8_triton(gate_up: Tensor) -> RowwiseFp8:
     return RowwiseFp8(None, data, scale)
 
 
-def swiglu_backward_fp8_triton(gate_up: Tensor, dh: Tensor, h: None = None) -> tuple[RowwiseFp8, RowwiseFp8]:
+def swiglu_backward_fp8_triton(gate_up: Tensor, dh: Tensor) -> RowwiseFp8:
     """`swiglu_backward_fp8_reference` in Triton."""
-    del h
     rows, hidden = dh.shape
     data, scale = empty_rowwise(rows, 2 * hidden, GRADIENT_DTYPE, dh.device)
-    activated, activated_scale = empty_rowwise(rows, hidden, ACTIVATION_DTYPE, dh.device)
     tile = row_tile(hidden, FP8_MIN_ELEMENTS)
     _swiglu_backward_fp8_kernel[row_grid(rows, tile)](
-        gate_up, dh, data, scale, activated, activated_scale, rows, hidden,
-        FP8_MAX=fp8_max(GRADIENT_DTYPE), H_FP8_MAX=fp8_max(ACTIVATION_DTYPE), **tile,
-    )  # fmt: skip
-    return RowwiseFp8(None, data, scale), RowwiseFp8(None, activated, activated_scale)
+        gate_up, dh, data, scale, rows, hidden, FP8_MAX=fp8_max(GRADIENT_DTYPE), **tile
+    )
+    return RowwiseFp8(None, data, scale)

@@ -55,6 +55,14 @@ class FusedForward(Protocol):
         """Install the faster implementation in blocks that growth has added."""
         ...
 
+    def run(
+        self, blocks: nn.ModuleList, x: Tensor, rotary: Tensor, e: Tensor | None = None, alpha: float = 0.0
+    ) -> Tensor | None:
+        """The blocks one after the other, with e from `boundary.normalize_and_inject` of x and e on; None
+        where this has no faster implementation.
+        """
+        ...
+
     def embed(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         """`Network.embed`."""
         ...
@@ -204,13 +212,23 @@ class Network(nn.Module):
         rotary, *mask = self._positions(tokens, layout, cached=cache is not None)
         call, slots = self._call_block(), None if cache is None else iter(cache)
 
+        fused = self.fused if layout is None and visit is None and not self.recompute else None
+
         def run(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+            chained = None if fused is None else fused.run(blocks, x, rotary)
+            if chained is not None:
+                return chained
             for block in blocks:
                 slot = () if slots is None else (next(slots),)
                 x = call(block, x, rotary, *mask, *slot)
                 if visit is not None:
                     visit(self._one_stream(x))
             return x
+
+        def run_after(boundary: Boundary, blocks: nn.ModuleList, h: Tensor, e: Tensor) -> Tensor | None:
+            if fused is None or boundary is not normalize_and_inject:
+                return None
+            return fused.run(blocks, h, rotary, e, self.multipliers.injection)
 
         x, streams = self.embed(tokens, self.stream_dtype), self.arm.block_options.streams
         if streams is not None:
@@ -221,8 +239,12 @@ class Network(nn.Module):
         skipped = self.arm.passes_without_gradient(passes)
         for index, core in enumerate(self.applied_cores(passes)):
             with torch.set_grad_enabled(torch.is_grad_enabled() and index >= skipped):
-                h = run(core, self._core_input(h, e))
-        return self._one_stream(run(self.coda, self._apply_boundary(self.coda_boundary, h, e)))
+                after = None if h is None else run_after(self.core_boundary, core, h, e)
+                h = run(core, self._core_input(h, e)) if after is None else after
+        after = None if h is None else run_after(self.coda_boundary, self.coda, h, e)
+        if after is None:
+            after = run(self.coda, self._apply_boundary(self.coda_boundary, h, e))
+        return self._one_stream(after)
 
     def _positions(
         self, tokens: Tensor, layout: TokenLayout | None, *, cached: bool

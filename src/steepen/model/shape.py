@@ -9,11 +9,6 @@ from typing import Annotated, TypeAlias
 from steepen.errors import UsageError, require
 from steepen.utils.codec import Checked, Range
 
-# MLP width up to which fused GPU training saves the MLP's activation for the backward; wider networks
-# recompute it to save memory.
-KEEP_ACTIVATION_MAX_WIDTH = 1536
-
-
 GPT2_PADDING = {50_304: 50_257}  # padded → real vocabulary
 
 

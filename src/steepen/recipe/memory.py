@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from steepen.errors import UsageError, nearest
 from steepen.model.arm import Arm
 from steepen.model.config import ModelOptions
-from steepen.model.shape import KEEP_ACTIVATION_MAX_WIDTH, Shape
+from steepen.model.shape import Shape
 from steepen.optim.config import STATE_BYTES, OptimizerConfig
 from steepen.recipe.flops import stored_parameters
 from steepen.recipe.recipe import PlannedRun
@@ -82,7 +82,8 @@ def training_memory(
         held = state_memory(planned, gpus, shard or "optimizer", matrix_bytes)
     full = gpus > 1 and shard == "full"
     fused_blocks = planned.arm.fused_block and not full
-    of_block = 2.0 * saved_by_block(planned.arm, shape) * (1 if fused_blocks else COMPILED_ACTIVATIONS)
+    of_block = 2.0 * saved_by_block(planned.arm, shape, fused=fused_blocks)
+    of_block *= 1 if fused_blocks else COMPILED_ACTIVATIONS
     of_blocks = executed * stream_bytes * shape.width + of_block if recompute else executed * of_block
     logits = 4.0 * tokens * shape.vocabulary if full else min(2.0 * tokens * shape.vocabulary, 2**29)
     return Memory(
@@ -93,11 +94,11 @@ def training_memory(
     )
 
 
-def saved_by_block(arm: Arm, shape: Shape) -> float:
+def saved_by_block(arm: Arm, shape: Shape, *, fused: bool) -> float:
     """Values per token that a block of an arm saves for its backward.
 
     Two normed inputs, the queries and the attention output are a width each; keys and values have their
-    heads, the MLP its input to the activation (and its output, in small networks). Experts also keep their
+    heads, the MLP its input to the activation and, in the fused kernels, its output. Experts also keep their
     inputs and outputs, once per expert that a token uses; hyper-connections the copies of the residual
     stream, in fp32, and what is read of them.
     """
@@ -105,7 +106,7 @@ def saved_by_block(arm: Arm, shape: Shape) -> float:
     saved = 4 * width + 2 * options.heads(shape) * shape.head_dim
     used = 1 if options.experts is None else options.active_experts + options.shared_experts
     hidden = used * options.mlp_width(shape)
-    saved += ((2 if options.activation == "swiglu" else 1) + (hidden <= KEEP_ACTIVATION_MAX_WIDTH)) * hidden
+    saved += ((2 if options.activation == "swiglu" else 1) + fused) * hidden
     if options.experts is not None:
         saved += 2 * options.active_experts * width
     if options.streams is not None:
