@@ -75,19 +75,17 @@ def _halves(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _swiglu_backward(d, gate_up, h, i, j, hidden):
+def _swiglu_backward(d, gate_up, i, j, hidden):
     gate = gate_up.load([i, j]).to(tl.float32)
     up = gate_up.load([i, hidden + j]).to(tl.float32)
     sigmoid = tl.sigmoid(gate)
-    silu = gate * sigmoid
     gate_up.store([i, j], (d * up * sigmoid * (1 + gate * (1 - sigmoid))).to(tl.bfloat16))
-    gate_up.store([i, hidden + j], (d * silu).to(tl.bfloat16))
-    h.store([i, j], (silu * up).to(tl.bfloat16))
+    gate_up.store([i, hidden + j], (d * gate * sigmoid).to(tl.bfloat16))
 
 
 @triton.jit
 def _backward(
-    d, w, gate_up, h, rows, hidden, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr
+    d, w, gate_up, rows, hidden, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr
 ):
     i, j = _tile_offsets(rows, hidden, ROWS, COLUMNS)  # pyright: ignore[reportGeneralTypeIssues]
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -95,11 +93,11 @@ def _backward(
         total = tl.dot(d.load([i, k]), w.load([k, j]), total)
     left, right = _halves(total, ROWS, COLUMNS)
     first, second = _halves(left, ROWS, COLUMNS // 2)
-    _swiglu_backward(first, gate_up, h, i, j, hidden)
-    _swiglu_backward(second, gate_up, h, i, j + COLUMNS // 4, hidden)
+    _swiglu_backward(first, gate_up, i, j, hidden)
+    _swiglu_backward(second, gate_up, i, j + COLUMNS // 4, hidden)
     first, second = _halves(right, ROWS, COLUMNS // 2)
-    _swiglu_backward(first, gate_up, h, i, j + COLUMNS // 2, hidden)
-    _swiglu_backward(second, gate_up, h, i, j + 3 * (COLUMNS // 4), hidden)
+    _swiglu_backward(first, gate_up, i, j + COLUMNS // 2, hidden)
+    _swiglu_backward(second, gate_up, i, j + 3 * (COLUMNS // 4), hidden)
 
 
 def launch(
@@ -145,14 +143,13 @@ def main() -> None:
         tiled(d, r, k),
         tiled(down, k, c),
         tiled(gate_up, r, c // PARTS),
-        tiled(h, r, c // PARTS),
     ]
     r, c, k = GEMM[:3]
     gemm_tiles = [tiled(x, r, k), tiled(up, c, k), tiled(gate_up, r, c)]
 
     def backward_separate() -> None:
         torch.mm(d, down, out=h)
-        TRITON.swiglu_backward_(gate_up, h, None)
+        TRITON.swiglu_backward_(gate_up, h)
 
     pairs: dict[str, tuple[Call, Call]] = {
         "gemm": (
@@ -166,10 +163,10 @@ def main() -> None:
     for name, (separate, fused) in pairs.items():
         gate_up.copy_(start)
         activated = separate()
-        expected = [gate_up.clone(), (cast(Tensor, activated) if name == "forward" else h).clone()]
+        expected = [gate_up.clone(), *([cast(Tensor, activated)] if name == "forward" else [])]
         gate_up.copy_(start)
         fused()
-        for result, want in zip([gate_up, h], expected, strict=True):
+        for result, want in zip([gate_up, h], expected, strict=False):
             assert (result.float() - want.float()).norm() <= 1e-2 * want.float().norm(), name
     calls = {f"{name} {i}": call for name, both in pairs.items() for i, call in enumerate(both)}
     seconds, sampled = time_interleaved(calls, args.seconds, args.warm_up)
