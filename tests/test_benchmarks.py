@@ -52,6 +52,16 @@ def script(tmp_path: Path) -> Callable[..., tuple[int, str]]:
 Script = Callable[..., tuple[int, str]]
 
 
+def test_generation_is_timed_against_its_floor(script: Script) -> None:
+    words = ["--tiny", "--no-transformers", "--depths", "2", "--arms", "loop-2", "--batches", "2"]
+    words += ["--tokens", "20", "--prompt", "4", "--repeats", "1", "--precision", "fp32"]
+    row = json.loads(script("generate_speed.py", *words)[1])
+    assert row["equal_to_reference_of_20"] == 20
+    assert row["floor_fraction"] == pytest.approx(row["floor_us"] / row["step_us"], abs=0.01)
+    assert row["step_us"] == pytest.approx(2e6 / row["steepen_decoding_tokens_per_second"], rel=0.01)
+    assert row["weights_fraction"] <= row["floor_fraction"]
+
+
 def test_throughput_prints_a_row_per_arm(script: Script) -> None:
     words = ["--tiny", "--no-reference", "--arms", "vanilla", "untied-2", "--seconds", "0.01", "--json"]
     rows = json.loads(script("throughput.py", *words)[1])

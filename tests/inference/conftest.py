@@ -27,10 +27,12 @@ __all__ = ["make_spec", "tiny_data"]
 
 @pytest.fixture(scope="session")
 def make_network() -> Callable[..., Network]:
-    def make(arm: Any = "loop-2", *, dtype: torch.dtype = torch.float32, **sizes: int) -> Network:
+    def make(
+        arm: Any = "loop-2", *, depth: int = 6, dtype: torch.dtype = torch.float32, **sizes: int
+    ) -> Network:
         found = find_arm(arm)
         sizes = {"aspect": 4, "head_dim": 8, "mlp_multiple": 8, "context": 96, "vocabulary": 48, **sizes}
-        meta = build_on_meta(found.shape(6, SizeRule(**sizes)), found, passes=found.passes.final)
+        meta = build_on_meta(found.shape(depth, SizeRule(**sizes)), found, passes=found.passes.final)
         network = materialize(meta, dtype=dtype, embedding_std=0.5)
         generator = torch.Generator().manual_seed(0)
         for parameter in network.parameters():  # away from the zeros of the start

@@ -110,6 +110,7 @@ def main() -> None:
                 if capability >= FP8_CAPABILITY:
                     call_block(width, fp8=True)
                 call_muon(width)
+                call_decode(width)
             for vocabulary in (50_304, 8_192):
                 for softcap in (None, 15.0):
                     call_head(vocabulary, softcap, capability)
@@ -273,6 +274,35 @@ def call_muon(width: int) -> None:
     for rows, columns in ((width, 4 * width), (1040, 1040)):
         gram = TRITON.gram(TRITON.frobenius_normalize(empty(3, rows, columns), 1.02, 1e-7))
         TRITON.symmetric_polynomial(gram, -4.775, 2.0315, a=3.4445)
+
+
+def call_decode(width: int) -> None:
+    """Launch the kernels of a decode step: one text and several, with and without PDL, greedy and sampled."""
+    from steepen.kernels import decode
+
+    heads, hidden, vocabulary, length = width // 128, 256 * -(-8 * width // (3 * 256)), 50_257, 512
+    options = decode.launch_options
+    for rows, pdl in ((1, True), (1, False), (32, True)):
+        decode.launch_options = options if pdl else lambda device, rows: {"PDL": False}
+        x, index = empty(rows, width, dtype=torch.float32), empty(rows, dtype=torch.int64)
+        keys = empty(rows, heads, length, 128)
+        for window in (None, 256):
+            attend = decode.DecodeAttention(
+                empty(2, TIME, 64), index, index, heads=heads, length=length, window=window, scale=1, eps=EPS
+            )
+            attended = attend(decode.decode_linear(x, empty(3 * width, width), norm_eps=EPS), keys, keys)
+        decode.decode_linear(attended, empty(width, width), epilogue="add", residual=x, factor=0.5)
+        h = decode.decode_linear(x, empty(2 * hidden, width), norm_eps=EPS, epilogue="swiglu")
+        decode.decode_linear(x, empty(hidden, width), norm_eps=EPS, epilogue="relu2")
+        decode.decode_linear(h, empty(width, hidden), epilogue="add", residual=x, factor=0.5, out=x)
+        raw = decode.decode_linear(x, empty(vocabulary, width), norm_eps=EPS)
+        found = empty(rows, 64, dtype=torch.int64)
+        for temperature, softcap in ((0.0, None), (0.8, None), (0.8, 15.0), (0.0, 15.0)):
+            decode.DecodeChoice(
+                empty(rows, 64, dtype=torch.float32), index, found, index, prompt=9, multiplier=0.5,
+                softcap=softcap, temperature=temperature, top_p=0.9,
+            )(raw)  # fmt: skip
+    decode.launch_options = options
 
 
 def launched_kernels() -> dict[str, Any]:

@@ -8,7 +8,9 @@ picks its token.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +20,7 @@ from torch import Tensor
 from steepen.data.tokenizer import Tokenizer
 from steepen.errors import UsageError
 from steepen.execution.cuda_graphs import CudaGraphCache
+from steepen.execution.gpu_decode import DecodeStep, has_decode_kernels
 from steepen.inference.kv_cache import KVCache, supports_cache
 from steepen.model.init import name_seed
 from steepen.model.network import Network
@@ -70,7 +73,8 @@ class Chooser:
         if self.sampling.greedy:
             return logits.argmax(-1)
         probabilities = (logits.float() / self.sampling.temperature).softmax(-1)
-        ordered, ids = probabilities.sort(-1, descending=True)
+        # Stable: of equal ones the lowest id comes first, on every device.
+        ordered, ids = probabilities.sort(dim=-1, descending=True, stable=True)
         mass = ordered.cumsum(-1)
         # Keep a token if the tokens before it have less than top_p together.
         kept = torch.where(mass - ordered < self.sampling.top_p, mass, 0).amax(-1, keepdim=True)
@@ -81,6 +85,7 @@ class Chooser:
 
 OnToken = Callable[[int, int], None]  # (row, token id), called in order
 SPAN_MULTIPLE = 256  # a new token attends to a multiple of this many cached keys
+READ_EVERY = 8  # steps whose tokens are read from a GPU at once
 
 
 @dataclass(frozen=True)
@@ -170,15 +175,18 @@ def continue_tokens(
         )
     else:
         steps = _uncached_steps(network, prompts, room, choose, passes)
-    for tokens in steps:
-        for row, token in enumerate(tokens):
-            if not ended[row]:
-                found[row].append(token)
-                ended[row] = token == end
-                if on_token is not None:
-                    on_token(row, token)
-        if all(ended):
-            break
+    device = network.embedding.device
+    # Kernels and graphs are launched on the current GPU, which may be another than the network's.
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        for tokens in steps:
+            for row, token in enumerate(tokens):
+                if not ended[row]:
+                    found[row].append(token)
+                    ended[row] = token == end
+                    if on_token is not None:
+                        on_token(row, token)
+            if all(ended):
+                break
     limit = "max tokens" if room == max_tokens else "context"
     return [
         Continuation(tokens, "end of text" if done else limit)
@@ -248,16 +256,16 @@ def _cached_steps(
     hidden = network.hidden_states(tokens, passes, layout=cache.layout(time), cache=cache.slots)
     cache.advance(time)
     first = choose(network.logits(hidden[:, -1]), choose.uniforms[:, 0])
-    yield first.tolist()
-    decoder = Decoder(network, cache, choose, passes, first, cuda_graphs=cuda_graphs)
-    for step in range(1, count):
-        yield decoder.next_tokens(time + step).tolist()
+    decoder = Decoder(network, cache, choose, passes, first, time, count, cuda_graphs=cuda_graphs)
+    yield from decoder.tokens_by_step()
 
 
 class Decoder:
-    """Computes one new token per row and call. On a GPU the whole step, sampling included, is a CUDA graph.
+    """Computes the tokens after the first, one per row and step, from `first` (rows) on.
 
-    All inputs stay on the device: the tokens, their index in the cache, the random numbers and the step.
+    On a GPU a step, the choice of the token included, is a CUDA graph whose inputs stay on the device; the
+    host reads READ_EVERY tokens at a time, while the next ones are computed. `prompt` is the number of tokens
+    of a row before `first`, padding included, and `count` that of all new ones.
     """
 
     def __init__(
@@ -266,49 +274,95 @@ class Decoder:
         cache: KVCache,
         choose: Chooser,
         passes: int,
-        tokens: Tensor,
+        first: Tensor,
+        prompt: int,
+        count: int,
         *,
         cuda_graphs: bool = True,
     ) -> None:
         self.network, self.cache, self.choose, self.passes = network, cache, choose, passes
-        self.tokens = tokens.clone()
-        self.step = torch.ones(1, dtype=torch.long, device=tokens.device)
-        self.graphs = CudaGraphCache() if tokens.is_cuda and cuda_graphs else None
+        self.prompt, self.count = prompt, count
+        self.tokens = first.clone()
+        self.found = torch.empty(len(first), count, dtype=torch.long, device=first.device)
+        self.found[:, 0] = first
+        self.step = torch.ones(1, dtype=torch.long, device=first.device)
+        self.graphs = CudaGraphCache() if first.is_cuda and cuda_graphs else None
+        self.warm: int | None = None  # the span of which a step has run, after which it can be captured
+        self.compute = self._decode
+        # Without graphs, where few tokens are wanted, the kernels cost more to compile than they save.
+        self.kernels = cuda_graphs and count > 1 and has_decode_kernels(network)
+        if self.kernels:
+            self.compute = DecodeStep(
+                network, passes, [tuple(cache.storage[slot.number]) for slot in cache.slots], self.tokens,
+                self.found, cache.index.repeat(len(first)), cache.padding, choose.uniforms, choose.sampling,
+                prompt=prompt, vocabulary=choose.vocabulary,
+            )  # fmt: skip
 
-    def next_tokens(self, filled: int) -> Tensor:
-        """Token ids (rows) that follow; `filled` is the number of tokens per row, padding included."""
-        # Attend to a multiple of some keys instead of all the cache has room for: one graph for each.
-        self.cache.span = min(-(-filled // SPAN_MULTIPLE) * SPAN_MULTIPLE, self.cache.length)
+    def tokens_by_step(self) -> Iterator[list[int]]:
+        """Token ids of all rows, step by step."""
+        every = READ_EVERY if self.found.is_cuda else 1
+        unread: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
+        for first in range(0, self.count, every):
+            last = min(first + every, self.count)
+            for step in range(max(first, 1), last):
+                self._run(self.prompt + step)
+            unread.append(self._read(first, last))
+            if len(unread) == 2 or every == 1:
+                yield from _rows_of(*unread.popleft())
+        for part in unread:
+            yield from _rows_of(*part)
+
+    def _read(self, first: int, last: int) -> tuple[Tensor, torch.cuda.Event | None]:
+        """Begin to copy the tokens of some steps to the host; (steps, rows), and an event after it."""
+        found = self.found[:, first:last].T.contiguous()
+        if not found.is_cuda:
+            return found, None
+        copied = torch.empty(found.shape, dtype=found.dtype, pin_memory=True).copy_(found, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        return copied, event
+
+    def _run(self, filled: int) -> None:
+        """Compute the next tokens; `filled` is the number of tokens per row, padding included."""
+        if not self.kernels:
+            # Attend to a multiple of some keys instead of all the cache has room for: one graph for each. The
+            # kernels attend to as many as there are.
+            self.cache.span = min(-(-filled // SPAN_MULTIPLE) * SPAN_MULTIPLE, self.cache.length)
         if self.graphs is None:
-            self._decode()
-            return self.tokens
-        graph = self.graphs.get(self.cache.span)
-        if graph is None:
-            self._warm_up()
-            self.graphs.capture(self.cache.span, self._decode)
-            graph = self.graphs.get(self.cache.span)
-        assert graph is not None
-        graph.graph.replay()
-        return self.tokens
+            self.compute()
+            return
+        key = self.cache.span
+        graph = self.graphs.get(key)
+        if graph is not None:
+            graph.graph.replay()
+        elif self.warm == key:
+            self.graphs.capture(key, self._captured)
+            self._run(filled)
+        else:  # the first step runs outside of a graph, on a stream of its own as capture requires
+            self.warm = key
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                self.compute()
+            torch.cuda.current_stream().wait_stream(stream)
 
-    def _decode(self) -> tuple[Tensor, ...]:
-        """Compute the next tokens from `tokens` and replace these; index and step count on."""
+    def _captured(self) -> tuple[Tensor, ...]:
+        self.compute()
+        return (self.tokens,)
+
+    def _decode(self) -> None:
+        """The reference: the next tokens from `tokens`, which they replace; index and step count on."""
         hidden = self.network.hidden_states(
             self.tokens.unsqueeze(1), self.passes, layout=self.cache.layout(1), cache=self.cache.slots
         )
         uniform = self.choose.uniforms.index_select(1, self.step).squeeze(1)
         self.tokens.copy_(self.choose(self.network.logits(hidden[:, -1]), uniform))
+        self.found.index_copy_(1, self.step, self.tokens.unsqueeze(1))
         self.cache.advance(1)
         self.step += 1
-        return (self.tokens,)
 
-    def _warm_up(self) -> None:
-        """Run a step outside a graph, on a stream of its own as capture requires, and undo its counting."""
-        state = self.tokens.clone(), self.cache.index.clone(), self.step.clone()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self._decode()
-        torch.cuda.current_stream().wait_stream(stream)
-        for tensor, before in zip((self.tokens, self.cache.index, self.step), state, strict=True):
-            tensor.copy_(before)
+
+def _rows_of(tokens: Tensor, event: torch.cuda.Event | None) -> list[list[int]]:
+    if event is not None:
+        event.synchronize()
+    return tokens.tolist()

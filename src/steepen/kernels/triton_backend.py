@@ -25,6 +25,7 @@ def _triton_can_run() -> bool:
 if TYPE_CHECKING or _triton_can_run():
     import triton
     import triton.language as tl
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
     from triton.tools.tensor_descriptor import TensorDescriptor
 else:
 
@@ -42,7 +43,7 @@ else:
             return value
 
     triton = tl = _Stub()
-    TensorDescriptor = None
+    TensorDescriptor = gdc_launch_dependents = gdc_wait = None
 
 
 @functools.cache
@@ -73,4 +74,13 @@ def row_grid(rows: int, tile: dict[str, int]) -> tuple[int]:
     return (-(-rows // tile["ROWS"]),)
 
 
-__all__ = ["TensorDescriptor", "has_triton_kernels", "row_grid", "row_tile", "tl", "triton"]
+__all__ = [
+    "TensorDescriptor",
+    "gdc_launch_dependents",
+    "gdc_wait",
+    "has_triton_kernels",
+    "row_grid",
+    "row_tile",
+    "tl",
+    "triton",
+]
