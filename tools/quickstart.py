@@ -1,6 +1,6 @@
 """`make quickstart`: train a small ladder, then judge the paper's ladders and this one, and write its page.
 
-An interrupted ladder is resumed; a finished one is only judged again.
+An interrupted ladder is resumed; a finished one is only judged again. With --dry-run: what it would cost.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ from steepen.utils.formatting import wrap_to_terminal
 OUT = Path("quickstart")
 
 
-def main(preset: str) -> int:
+def main(preset: str, dry_run: bool = False) -> int:
     """Print the paper's verdicts, the ladder's own, and what such a ladder can and cannot show."""
-    study = steepen.ladder(preset=preset, runs=OUT / "runs", studies=OUT / "studies", name=f"{preset}-ladder")
+    places: dict[str, Any] = {"runs": OUT / "runs", "studies": OUT / "studies", "name": f"{preset}-ladder"}
+    if dry_run:
+        print(steepen.ladder(preset=preset, dry_run=True, **places))
+        return 0
+    study = steepen.ladder(preset=preset, **places)
     ignore = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is answered here, not by a second traceback
     with ProcessPoolExecutor(1, get_context("spawn"), signal.signal, ignore) as process:
         fitting = process.submit(steepen.fit, "paper:fineweb")  # beside the drawing of the page
@@ -61,7 +65,8 @@ def say(text: str) -> None:
 
 if __name__ == "__main__":
     try:
-        raise SystemExit(main(sys.argv[1] if len(sys.argv) > 1 else "tiny"))
+        words = [word for word in sys.argv[1:] if word != "--dry-run"]
+        raise SystemExit(main(words[0] if words else "tiny", dry_run=len(words) < len(sys.argv) - 1))
     except SteepenError as error:
         raise SystemExit(f"steepen: {error}") from None
     except KeyboardInterrupt:

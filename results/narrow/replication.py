@@ -192,7 +192,7 @@ def transferred(
 def tied_passes(
     context: StudyContext,
     *,
-    rungs: Sequence[int] = (4, 5, 6, 8),
+    rungs: Sequence[int] = (5, 6, 8),
     passes: Sequence[int] = (1, 2, 3),
     seeds: Sequence[int] = (0,),
 ) -> Study:

@@ -16,7 +16,8 @@ fixed=vanilla,deep-vanilla,operator-1,loop-2,untied-2
 eight=$fixed,deep-vanilla-grow,loop-grow,untied-grow
 axes=untied-2+passes=2-4-6@0.5-0.75,vanilla+blocks=1-all@0.3,vanilla+context=0.25-1@0.5,vanilla+experts=1-8@0.5
 width=vanilla+width=0.5-1@0.4 # even depths: half the width needs an even number of heads
-half=mini+base_tokens=12582912 # 1.5 to 7 tokens per parameter from d8 to d4, about the paper's 1B tokens
+half=mini+base_tokens=12582912 # 1.5 to 4 tokens per parameter from d8 to d5; the paper's 1B tokens are 0.7 to 8
+ladders="'ladder', 'ladder-seeds', 'ladder-seeds-top', 'ladder-vanilla', 'ladder-more-seeds'"
 study() { # name, then the words of `steepen study`; PRESET is mini unless it is set
     name=$1
     shift
@@ -57,11 +58,12 @@ step() {
     recheck-vanilla) study recheck-vanilla replication:recheck --arms vanilla --rungs 4-8 --wide ;;
     recheck) study recheck replication:recheck --arms vanilla,operator-1,untied-2 --rungs 8 ;; # do the rates hold?
     register) # before `forecast` is trained; then commit forecasts.jsonl
-        # What was fitted has at most a fifth of the FLOPs; d4 lies above the law of the other rungs (docs/log.md).
-        for target in vanilla:1.84e16 operator-1:1.41e16; do
-            steepen fit "$here/runs.csv" --reference vanilla --where 'study in ("ladder", "ladder-seeds", "ladder-seeds-top", "ladder-vanilla")' \
-                --where 'depth > 4' --where 'flops < 2.35e15' --budget "${target#*:}" --register "$work/all-arms.jsonl"
-            grep "\"arm\": \"${target%:*}\"" "$work/all-arms.jsonl" >>"$here/forecasts.jsonl"
+        # What is fitted has at most a fifth of the FLOPs; d4 lies above the law of the other rungs (docs/log.md).
+        for target in vanilla:1.84e16:3.68e15 operator-1:1.41e16:2.82e15; do
+            IFS=: read -r arm budget fifth <<<"$target"
+            steepen fit "$here/runs.csv" --reference vanilla --where "study in ($ladders)" --where 'depth > 4' \
+                --where "flops < $fifth" --budget "$budget" --register "$work/all-arms.jsonl"
+            grep "\"arm\": \"$arm\"" "$work/all-arms.jsonl" >>"$here/forecasts.jsonl"
             rm "$work/all-arms.jsonl"
         done
         ;;
@@ -71,7 +73,7 @@ step() {
         ;;
     score) # adds what was measured to forecasts.jsonl
         steepen fit "$here/runs.csv" --reference vanilla --score "$here/forecasts.jsonl" \
-            --where 'study in ("ladder", "ladder-seeds", "ladder-seeds-top", "ladder-vanilla", "ladder-forecast")'
+            --where "study in ($ladders, 'ladder-forecast')"
         ;;
     fp8) PRESET=mini+precision=fp8 study fp8 replication:noise --arms vanilla --rungs 5,6,8 --seeds 0,1 ;;
     transfer) study transfer replication:transferred --arms operator-1 --rungs 4-8 --seeds 0 ;;
@@ -104,8 +106,8 @@ for one in "${@:-}"; do
     if [ -n "$one" ]; then
         step "$one"
     else
-        for each in ladder seeds depth fp8 data transfer passes adamw tpp forecast top more-seeds recheck coda timing \
-            random core width target axes top-10; do
+        for each in ladder seeds depth fp8 data passes adamw transfer forecast top more-seeds recheck coda core random \
+            width top-10 axes target tpp timing; do
             step "$each"
         done
     fi
