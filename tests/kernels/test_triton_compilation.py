@@ -49,6 +49,10 @@ SPILLS = {
         ),
         "the softcap's gradient needs the logits again; a softcap is not the default",
     ),
+    **dict.fromkeys(
+        (f"decode._choose_kernel{flags}" for flags in ("", " SOFTCAP")),
+        "8 bytes for capability 8.9 without programmatic dependent launch, which hides in reading logits",
+    ),
 }
 EVERY_GPU = os.environ.get("STEEPEN_EVERY_GPU", "") not in ("", "0")
 EPS = 1.2e-7

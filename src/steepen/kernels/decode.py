@@ -93,13 +93,9 @@ def _vector_kernel(
 def _matrix_kernel(
     x_ptr, w_ptr, residual_ptr, out_ptr, rows, outputs, inputs, factor,
     EPILOGUE: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PDL: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N outputs of up to ROWS rows, on tensor cores; the input has the dtype of the weights."""
     dtype: tl.constexpr = w_ptr.dtype.element_ty
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     k = tl.arange(0, BLOCK_K)
@@ -159,7 +155,7 @@ def decode_linear(
     grid = (triton.cdiv(outputs, tile["BLOCK_N"]), triton.cdiv(rows, tile["ROWS"]))
     _matrix_kernel[grid](
         x, weight, added, out, rows, outputs, inputs, factor,
-        EPILOGUE=epilogue, **tile, **launch_options(x.device, rows),
+        EPILOGUE=epilogue, **tile,
     )  # fmt: skip
     return out
 
