@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from typing import Any
@@ -22,12 +22,14 @@ from typing import Any
 import numpy as np
 
 from steepen import fit
-from steepen.laws.ladder import make_ladder
+from steepen.laws.analysis import AnalysisRequest
+from steepen.laws.ladder import make_ladder, read_ladders
 from steepen.laws.registered_forecasts import ScoredForecast
+from steepen.laws.verdict.judge import fit_ladders
 from steepen.reproduction.tables import table
 from steepen.studies.design.growth_target import Choice, choose
 from steepen.studies.design.matched_compute import envelope_compute, loss_at
-from steepen.tables.table import MIN_REFERENCE_RUNGS
+from steepen.tables.table import MIN_REFERENCE_RUNGS, table_from
 from steepen.utils.formatting import format_flops
 
 Row = Mapping[str, Any]
@@ -139,14 +141,18 @@ def _gains(rows: tuple[tuple[tuple[str, Any], ...], ...], reference: str, adjust
     return {row["arm"]: row for row in answer.to_rows() if row["growth"] is not None}
 
 
+def _authors_rows(source: str, *arms: str) -> list[Row]:
+    """The authors' ladders of a table; of these arms alone, where some are named."""
+    return [
+        {**row, "seed": 0, "flops": row["compute_flops"], "loss": row["val_loss"]}
+        for row in table(source) if not arms or row["arm"] in arms
+    ]  # fmt: skip
+
+
 def _authors_gain(source: str, arm: str, reference: str) -> dict[str, Any] | None:
     """A pair of the authors' ladders: beside the eight, or beside the two that tell E of a table."""
-    names = {arm, reference, "vanilla", "operator-1"}
-    rows = [
-        {**row, "seed": 0, "flops": row["compute_flops"], "loss": row["val_loss"]}
-        for row in table(source) if source == MAIN or row["arm"] in names
-    ]  # fmt: skip
-    return gains(rows, reference, adjust=source == MAIN).get(arm)
+    names = () if source == MAIN else (arm, reference, "vanilla", "operator-1")
+    return gains(_authors_rows(source, *names), reference, adjust=source == MAIN).get(arm)
 
 
 @dataclass(frozen=True)
@@ -453,14 +459,13 @@ def judge_order(rows: Sequence[Row]) -> Judged:
     It agrees where no two that are told apart are in another order than the authors' and most of those that
     theirs tell apart are in the same, and differs where one is reversed.
     """
-    theirs = _order(table(MAIN).column("arm"), lambda arm, other: _authors_gain(MAIN, arm, other))
+    theirs = _order(_authors_rows(MAIN))
     title, figure = "order of the arms, two by two", "3"
     said = f"{len(theirs)} of 28 told apart"
-    own = compared(rows)
-    names = {row["arm"] for row in own} & {name for pair in theirs for name in pair}
-    ours = _order(names, lambda arm, other: gains(own, other).get(arm))
-    if len(names) < len({name for pair in theirs for name in pair}):
+    own, names = compared(rows), {name for pair in theirs for name in pair}
+    if not names <= {row["arm"] for row in own}:
         return Judged(title, figure, said, "–", NOT_RUN)
+    ours = _order([row for row in own if row["arm"] in names])
     same, reversed_ = len(ours & theirs), sorted(pair for pair in ours if pair[::-1] in theirs)
     words = f"{same} in the same order, {len(reversed_)} reversed"
     if reversed_:
@@ -469,13 +474,19 @@ def judge_order(rows: Sequence[Row]) -> Judged:
     return Judged(title, figure, said, words, verdict)
 
 
-def _order(arms: Iterable[str], gain: Callable[[str, str], Mapping[str, Any] | None]) -> set[tuple[str, str]]:
-    """The pairs (better, worse) among the arms."""
-    found: set[tuple[str, str]] = set()
-    for one, other in combinations(sorted(set(arms)), 2):
-        word = (gain(one, other) or {"better": ""})["better"]
-        found |= {(one, other)} if word == "better" else {(other, one)} if word == "worse" else set()
-    return found
+def _order(rows: Sequence[Row]) -> set[tuple[str, str]]:
+    """The pairs (better, worse) among the arms, which share the level among them."""
+    names = ("arm", "flops", "loss", "seed")
+    columns = {name: [row[name] for row in fit_table(rows)] for name in names}
+    arms = sorted(set(columns["arm"]))
+    settings = AnalysisRequest("vanilla", method="joint")
+    judge = fit_ladders(read_ladders(table_from(columns, "the ladders")), settings)
+    pairs = list(combinations(arms, 2))  # the first is the reference
+    words = [asked.answers(asked.levels)[0] for asked in judge.ask(pairs)]
+    return {
+        (arm, other) if word == "better" else (other, arm)
+        for (other, arm), word in zip(pairs, words, strict=True) if word in ("better", "worse")
+    }  # fmt: skip
 
 
 def judge_target(rows: Sequence[Row]) -> Judged:

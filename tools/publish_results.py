@@ -164,7 +164,8 @@ def loss_table(rows: Sequence[Row]) -> str:
 
 def verdict_table(rows: Sequence[Row], reference: str = "vanilla", arms: Sequence[str] = ()) -> str:
     """Laws and verdicts of `steepen fit` on these rows; of these arms alone, where some are named."""
-    found = fit(fit_table(rows), reference=reference)
+    # The draws are of multipliers that are not shown.
+    found = fit(fit_table(rows), reference=reference, method="joint", draws=100)
     assert isinstance(found, ComputeResult)
     lines: list[list[str]] = []
     for row in found.to_rows():
