@@ -44,7 +44,10 @@ def exit_process(code: int) -> NoReturn:
     if "torch" not in sys.modules or others:
         sys.exit(code)
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
+    try:
+        with contextlib.suppress(BrokenPipeError):  # the process that read it (head, less) has ended
+            sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        sys.exit(code)  # Python says what cannot be written, as on a full disk
     os._exit(code)
