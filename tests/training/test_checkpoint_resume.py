@@ -624,6 +624,31 @@ def test_full_or_broken_disk_is_reported_and_loses_only_steps_since_the_last_che
     assert_same_result(whole_run(spec), full, spec)
 
 
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_last_checkpoint_that_fails_while_validation_runs_is_reported(
+    stop: bool, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, store = make_spec(), RunStore(tmp_path)
+    save, mean = checkpoints.save_file, training_run.mean_loss
+
+    def save_file(tensors: Any, path: Path) -> None:
+        if "00000012" in str(path):
+            raise OSError(28, "No space left on device")
+        save(tensors, path)
+
+    def stopped(*words: Any, **options: Any) -> Any:
+        if stop and "apart" in options:  # not the loss before and after growth
+            os.kill(os.getpid(), signal.SIGTERM)
+        return mean(*words, **options)
+
+    monkeypatch.setattr(checkpoints, "save_file", save_file)
+    monkeypatch.setattr(training_run, "mean_loss", stopped)
+    with pytest.raises(SteepenError, match=r"00000012 could not be written .* free some disk space"):
+        train(spec, tiny_data, store, replace(QUIET, validate_every=None))
+    assert store.record(spec) is None
+    assert [c.step for c in checkpoints.list_checkpoints(store.run(spec).checkpoints)][-1] == 9
+
+
 def test_a_checkpoint_for_which_memory_is_too_small_leaves_nothing(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,9 +92,8 @@ class Trainer:
         """Resume or start, train to the last step, validate and write the record."""
         started = time.monotonic()
         spec, world = self.spec, self.world
-        threading.Thread(
-            target=device_info.git_state, daemon=True
-        ).start()  # for the record, which needs it last
+        if world.is_main:  # for the record, which is written last
+            threading.Thread(target=device_info.git_state, daemon=True).start()
         with contextlib.ExitStack() as stack:
             stack.enter_context(device_info.configure_backends(self.device))
             # Before the network is loaded, which takes minutes for a large one: a signal from now on ends the
@@ -370,8 +369,9 @@ class Trainer:
         rows = -(-self.accumulator.micro_batch * self.network.shape.context // self.spec.shape.context)
         for inputs, targets in self.validation.batches(rows, world.rank, world.size, section):
             if may_stop and self.stop_signals.signal and world.size == 1:
-                if self.step < self.spec.steps:  # after the last step the final checkpoint exists
+                if self.step < self.spec.steps:
                     self._save("regular", wait=True)
+                self.writer.wait()  # for the final checkpoint, whose error comes first
                 raise Interrupted(self.stop_signals.signal, self.step)
             world.progress(self.step, "validation")
             done += 1
