@@ -129,11 +129,12 @@ def main() -> int:
     )
     parser.add_argument("paths", nargs="*", default=[f"tests/{folder}" for folder in (*ON_GPU, *FORKING)])
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes at once")
-    own, _, words = " ".join(sys.argv[1:]).partition("-- ")
-    args = parser.parse_args(own.split())
+    given = [*sys.argv[1:], "--"]
+    own, words = given[: given.index("--")], given[given.index("--") + 1 : -1]
+    args = parser.parse_args(own)
     began, total, failed = time.monotonic(), Counter[str](), list[Outcome]()
     with ThreadPoolExecutor(args.jobs) as pool:
-        pending = [pool.submit(run, part, words.split()) for part in collect(args.paths)]
+        pending = [pool.submit(run, part, words) for part in collect(args.paths)]
         try:
             for future in as_completed(pending):
                 outcome = future.result()
