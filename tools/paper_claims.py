@@ -1,6 +1,6 @@
 """The paper's claims, judged by its authors' runs and by one's own: agrees, differs, undecided or not run.
 
-`claims(rows)` takes the rows of runs.csv. Three kinds of claims:
+`judge_claims(rows)` takes the rows of runs.csv. Three kinds of claims:
 
 - a ladder over another (`Gain`): the words of `steepen fit`, with all ladders of the table sharing one E;
 - a quantity of a sweep (`Quantity`), such as the best number of passes: its 90% interval under the noise of

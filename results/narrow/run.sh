@@ -60,6 +60,7 @@ step() {
     register) # before `forecast` is trained; then commit forecasts.jsonl
         # What was fitted has at most a fifth of the FLOPs; d4 lies above the law of the other rungs (docs/log.md).
         for target in vanilla:1.84e16 operator-1:1.41e16; do
+            ! grep -qs "\"arm\": \"${target%:*}\"" "$here/forecasts.jsonl" || continue
             steepen fit "$here/runs.csv" --reference vanilla --where "study in ($ladders)" --where 'depth > 4' \
                 --where 'flops < 2.35e15' --budget "${target#*:}" --register "$work/all-arms.jsonl"
             grep "\"arm\": \"${target%:*}\"" "$work/all-arms.jsonl" >>"$here/forecasts.jsonl"
