@@ -10,6 +10,7 @@ import torch
 
 from steepen.execution import gpu_decode
 from steepen.inference.decoding import Sampling, continue_tokens
+from steepen.model.boundary import Norm
 from steepen.model.config import Multipliers
 from steepen.model.network import Network
 
@@ -81,6 +82,24 @@ def test_slots_shared_by_passes_and_model_options(
         for graphs in (True, False)
     )
     assert kernels and found == expected
+
+
+def cumulative(h: torch.Tensor | None, e: torch.Tensor, alpha: float, norm: Norm) -> torch.Tensor:
+    """A boundary operator of one's own, which reads the shape and returns another layout."""
+    _batch, _time, width = e.shape
+    mixed = norm(e if h is None else h) + alpha * e.cumsum(-1) / width
+    return mixed.mT.contiguous().mT
+
+
+def test_a_custom_boundary_gets_three_dimensions(
+    make_network: Callable[..., Network], kernels: list[str]
+) -> None:
+    network = on_device(make_network("loop-2", depth=3, aspect=8))
+    network.core_boundary = network.coda_boundary = cumulative
+    for prompts in (PROMPTS, PROMPTS[:1]):
+        found = continue_tokens(network, prompts, TOKENS, GREEDY)
+        assert kernels
+        assert found == continue_tokens(network, prompts, TOKENS, GREEDY, cuda_graphs=False)
 
 
 def test_other_blocks_and_dtypes_are_left_to_the_reference(make_network: Callable[..., Network]) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import shutil
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import steepen
 from steepen.data import Tokenizer
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.load import load
+from steepen.inference import decoding
 from steepen.inference.decoding import Chooser, Sampling, continue_text, continue_tokens
 from steepen.inference.kv_cache import KVCache, supports_cache
 from steepen.model.arms import ARMS
@@ -72,6 +76,27 @@ def test_slots_shared_by_passes_hold_less_and_change_the_logits(make_network: Ca
     difference = (cached_logits(network, tokens, 3, 5, share_passes=True) - network(tokens, passes=3)).abs()
     # The prompt is computed alike, the new tokens are not.
     assert difference[:, :5].max() < 1e-12 and difference[:, 5:].amax(-1).min() > 1e-6
+
+
+def test_memory_of_a_call_is_free_at_its_end(
+    make_network: Callable[..., Network], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cycle of references would keep cached keys and CUDA graphs until Python looks for cycles."""
+    network, kept = make_network("loop-2"), list[weakref.ref[Any]]()
+
+    def noted(kind: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        made = kind(*given, **named)
+        kept.append(weakref.ref(made))
+        return made
+
+    for kind in (KVCache, decoding.Decoder):
+        monkeypatch.setattr(decoding, kind.__name__, partial(noted, kind))
+    gc.disable()
+    try:
+        continue_tokens(network, PROMPTS, 4, GREEDY)
+        assert len(kept) == 2 and not any(one() for one in kept)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("arm", ["untied-grow", "random-loop-grow", *BLOCKS])

@@ -165,4 +165,6 @@ class DecodeStep:
         alpha = self.network.multipliers.injection
         if boundary is normalize_and_inject and h is not None:
             return norm_inject_triton(h, e, alpha, self.eps)[0]
-        return boundary(h, e, alpha, self.network.norm)
+        # One in Python is given hidden states as in a forward pass, (batch, time, width).
+        state = None if h is None else h.unsqueeze(1)
+        return boundary(state, e.unsqueeze(1), alpha, self.network.norm).squeeze(1).contiguous()

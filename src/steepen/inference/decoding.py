@@ -288,12 +288,11 @@ class Decoder:
         self.step = torch.ones(1, dtype=torch.long, device=first.device)
         self.graphs = CudaGraphCache() if first.is_cuda and cuda_graphs else None
         self.warm: int | None = None  # the span of which a step has run, after which it can be captured
-        self.compute = self._decode
+        self.kernels: DecodeStep | None = None
         # Without graphs, where few tokens are wanted, the kernels cost more to compile than they save.
-        self.kernels = cuda_graphs and count > 1 and has_decode_kernels(network)
-        if self.kernels:
-            self.compute = DecodeStep(
-                network, passes, [tuple(cache.storage[slot.number]) for slot in cache.slots], self.tokens,
+        if cuda_graphs and count > 1 and has_decode_kernels(network):
+            self.kernels = DecodeStep(
+                network, passes, [tuple(cache.storage[number]) for number in cache.slot_numbers], self.tokens,
                 self.found, cache.index.repeat(len(first)), cache.padding, choose.uniforms, choose.sampling,
                 prompt=prompt, vocabulary=choose.vocabulary,
             )  # fmt: skip
@@ -324,34 +323,37 @@ class Decoder:
 
     def _run(self, filled: int) -> None:
         """Compute the next tokens; `filled` is the number of tokens per row, padding included."""
-        if not self.kernels:
+        if self.kernels is None:
             # Attend to a multiple of some keys instead of all the cache has room for: one graph for each. The
             # kernels attend to as many as there are.
             self.cache.span = min(-(-filled // SPAN_MULTIPLE) * SPAN_MULTIPLE, self.cache.length)
         if self.graphs is None:
-            self.compute()
+            self._compute()
             return
         key = self.cache.span
         graph = self.graphs.get(key)
         if graph is not None:
             graph.graph.replay()
         elif self.warm == key:
-            self.graphs.capture(key, self._captured)
+            self.graphs.capture(key, self._compute)
             self._run(filled)
         else:  # the first step runs outside of a graph, on a stream of its own as capture requires
             self.warm = key
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                self.compute()
+                self._compute()
             torch.cuda.current_stream().wait_stream(stream)
 
-    def _captured(self) -> tuple[Tensor, ...]:
-        self.compute()
+    def _compute(self) -> tuple[Tensor, ...]:
+        """Replace `tokens` by those that follow, and return them; index and step count on."""
+        if self.kernels is not None:
+            self.kernels()
+        else:
+            self._reference_step()
         return (self.tokens,)
 
-    def _decode(self) -> None:
-        """The reference: the next tokens from `tokens`, which they replace; index and step count on."""
+    def _reference_step(self) -> None:
         hidden = self.network.hidden_states(
             self.tokens.unsqueeze(1), self.passes, layout=self.cache.layout(1), cache=self.cache.slots
         )

@@ -49,10 +49,14 @@ class KVCache:
         self.padding = torch.tensor(padding, device=device)  # (batch)
         self.index = torch.zeros(1, dtype=torch.long, device=device)  # of the next token
         self.span = length  # a single new token attends to the first `span` keys, up to its own
-        numbers = _slot_numbers(network, passes, share_passes)
-        size = (max(numbers) + 1, 2, len(padding), options.heads(shape), length, shape.head_dim)
+        self.slot_numbers = _slot_numbers(network, passes, share_passes)
+        size = (max(self.slot_numbers) + 1, 2, len(padding), options.heads(shape), length, shape.head_dim)
         self.storage = torch.zeros(size, dtype=network.branch_dtype, device=device)
-        self.slots = [Slot(self, number) for number in numbers]
+
+    @property
+    def slots(self) -> list[Slot]:
+        """A slot for every executed block. The cache keeps none: in a cycle it would be freed late."""
+        return [Slot(self, number) for number in self.slot_numbers]
 
     @property
     def bytes(self) -> int:
