@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ranks import on_ranks
+from steepen.distributed import gradient_reducer, sharded_optimizer
 from steepen.distributed.full_shard import FullyShardedOptimizer
 from steepen.distributed.sharded_optimizer import ShardedOptimizer
 from steepen.distributed.world import World
@@ -83,13 +84,19 @@ def step_with_equal_gradients(world: World, config: OptimizerConfig, steps: int)
     }
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("size", "bucket"), [(2, 4096), (4, None)])  # of many buckets, of one
 @pytest.mark.parametrize(
     "config",
     [AUTHORS, OptimizerConfig.named("muon"), OptimizerConfig(clip=0.1), OptimizerConfig.named("adamw")],
     ids=["authors", "muon", "clip", "adamw"],
 )
-def test_step_of_owners_is_bit_equal_to_a_single_process(size: int, config: OptimizerConfig) -> None:
+def test_step_of_owners_is_bit_equal_to_a_single_process(
+    size: int, bucket: int | None, config: OptimizerConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if bucket is not None:
+        monkeypatch.setattr(gradient_reducer, "MAX_BYTES_IN_FLIGHT", 2 * bucket)
+        for module in (gradient_reducer, sharded_optimizer):
+            monkeypatch.setattr(module, "BUCKET_BYTES", bucket)
     (expected,) = on_ranks(1, step_with_equal_gradients, config, 3)
     found = on_ranks(size, step_with_equal_gradients, config, 3)
     for rank in found:
