@@ -110,6 +110,21 @@ def test_gradients_of_scaled_losses_add_up() -> None:
     same(gradients(fused, 2, (0.25, 0.75)), gradients(reference, 2, (0.25, 0.75)))
 
 
+@pytest.mark.parametrize("name", ["loop-2", "loop-2+kv_heads=2"])
+def test_every_gradient_is_announced_once_with_truncated_backpropagation(name: str) -> None:
+    """Else it would not be reduced while the rest of the backward runs."""
+    reference, fused = build(name), build(name)
+    install_fused_gpu(fused, partial(FusedLinear, dtype=torch.float64))
+    complete: list[nn.Parameter] = []
+    assert fused.fused is not None
+    fused.fused.signal.listener = complete.append
+    for network in (reference, fused):
+        network.arm = replace(network.arm, backprop_passes=1)
+    same(gradients(fused, 3), gradients(reference, 3))
+    announced = [id(parameter) for parameter in complete]
+    assert sorted(announced) == sorted(map(id, fused.parameters())) and not fused.fused.signal.uses
+
+
 def test_refresh_picks_up_changed_weights() -> None:
     reference, fused = build("operator-1"), build("operator-1")
     install_fused_gpu(fused, partial(FusedLinear, dtype=torch.float64))

@@ -101,6 +101,8 @@ class FusedBlock:
         residual connection, with the edge along which their gradient returns. See `Stream`.
         """
         inner = Edge()
+        if not torch.is_grad_enabled():  # a pass that truncated backpropagation skips may start from one
+            x = x.detach()
         query, key, value, residual = _apply(_Qkv, rotary, self, edge, inner, normed, x, *addends)
         attended = functional.scaled_dot_product_attention(
             query.transpose(1, 2),
