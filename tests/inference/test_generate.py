@@ -132,7 +132,13 @@ def test_a_text_ends_with_the_end_token_the_limit_or_the_context(
     assert stopped.stopped_by == "end of text"
     assert stopped.tokens == one.tokens[: one.tokens.index(end) + 1]
     full = continue_tokens(network, PROMPTS[:1], 10_000, GREEDY)[0]
-    assert full.stopped_by == "context" and len(full.tokens) == network.shape.context - len(PROMPTS[0])
+    room = network.shape.context - len(PROMPTS[0])
+    assert full.stopped_by == "context" and len(full.tokens) == room
+    # Random numbers are drawn for the tokens that have room only, and are the same for any limit.
+    sampled, limited = (
+        continue_tokens(network, PROMPTS[:1], most, Sampling(2.0, 1.0))[0] for most in (10**15, room)
+    )
+    assert sampled.tokens == limited.tokens and sampled.stopped_by == "context"
 
 
 def test_sampling_follows_the_probabilities_of_the_kept_tokens() -> None:

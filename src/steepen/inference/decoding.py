@@ -167,8 +167,8 @@ def continue_tokens(
         return []
     found: list[list[int]] = [[] for _ in prompts]
     ended = [False] * len(prompts)
-    choose = Chooser(sampling, len(prompts), max_tokens, network.embedding.device, vocabulary)
     room = min(max_tokens, network.shape.context - max(map(len, prompts)))
+    choose = Chooser(sampling, len(prompts), room, network.embedding.device, vocabulary)
     if cache and supports_cache(network):
         steps = _cached_steps(
             network, prompts, room, choose, passes, share_passes=share_passes, cuda_graphs=cuda_graphs
