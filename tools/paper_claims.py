@@ -497,9 +497,7 @@ def judge_target(rows: Sequence[Row]) -> Judged:
          if row["mean_passes"] > 2}, NOISE,
     )  # fmt: skip
     grown = [row for row in rows if row["study"] == "growth-target" and row["arm"].startswith("loop-grow")]
-    runs = sweep(
-        grown, "growth-target", lambda row: float(row["arm"].partition("-to-")[2] or 4), together=True
-    )
+    runs = sweep(grown, "growth-target", target_of, together=True)
     if len({run.x for run in runs}) < 2:
         return Judged(title, figure, _target_words(theirs), "–", NOT_RUN)
     ours = choose({(int(run.x), run.budget): run.loss for run in runs}, NOISE)
