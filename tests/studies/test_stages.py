@@ -133,11 +133,15 @@ def test_chain_figure_has_one_place_for_each_hyperparameter(paper: StudyContext)
     # A part that the preset's own chain leaves out has its place too, and the parts not asked for have none.
     part = Formula(separable).answer(chain_tuning(shortened(paper), parts=["learning_rate"]))
     assert [panel.x.names for panel in part.panels if panel.group == "The chain of sweeps"] == [("GLR",)]
+    # In the order in which they were made, which a preset chooses.
+    turned = Formula(separable).answer(chain_tuning(shortened(paper, "init_scale", "learning_rate")))
+    (names,) = [panel.x.names for panel in turned.panels if panel.group == "The chain of sweeps"]
+    assert names[-1] == "GLR" and len(names) == 2
 
 
-def shortened(context: StudyContext) -> StudyContext:
-    """The preset with a chain of one round that does not sweep the learning rate."""
-    chain = replace(context.preset.grids.chain, sweeps=("init_scale",), rounds=1)
+def shortened(context: StudyContext, *sweeps: str) -> StudyContext:
+    """The preset with a chain of one round; by default it does not sweep the learning rate."""
+    chain = replace(context.preset.grids.chain, sweeps=sweeps or ("init_scale",), rounds=1)
     return replace(context, preset=replace(context.preset, grids=replace(context.preset.grids, chain=chain)))
 
 

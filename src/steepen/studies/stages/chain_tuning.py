@@ -15,7 +15,7 @@ from steepen.studies.answer import Answer, Axis, Draft, Panel, Series, Study, Ta
 from steepen.studies.cells import Cell, Cells, Plan, Row, measure, run_concurrently, table
 from steepen.studies.context import Arms, StudyContext, find_arms, starting_arm
 from steepen.studies.plotting import line, points
-from steepen.studies.preset import SWEEPS, ChainGrid
+from steepen.studies.preset import ChainGrid
 from steepen.studies.registry import choose_parts
 from steepen.utils.rows import Rows
 
@@ -302,8 +302,8 @@ def _tables(chains: Sequence[Chain]) -> list[Table]:
 def _chain_panel(chains: Sequence[Chain], number: int) -> Panel:
     """Best loss so far after each sweep of a round, by hyperparameter: a sweep has one place for all arms."""
     series: list[Series] = []
-    made = {step["sweep"] for chain in chains for step in chain.steps}
-    sweeps = [sweep for sweep in SWEEPS if sweep in made]
+    longest_first = sorted(chains, key=lambda chain: -len(chain.steps))  # an arm may leave out some
+    sweeps = list(dict.fromkeys(step["sweep"] for chain in longest_first for step in chain.steps))
     for chain in chains:
         name, steps = chain.arm.name, chain.steps.where(round=number)
         own = steps.map(lambda step: step.plus(place=sweeps.index(step["sweep"])))
