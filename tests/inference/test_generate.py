@@ -20,6 +20,7 @@ import steepen
 from steepen.data import Tokenizer
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.load import load
+from steepen.execution.cuda_graphs import CudaGraphCache
 from steepen.inference import decoding
 from steepen.inference.decoding import Chooser, Sampling, continue_text, continue_tokens
 from steepen.inference.kv_cache import KVCache, supports_cache
@@ -253,13 +254,35 @@ def test_a_network_without_a_core_runs_one_pass(make_network: Callable[..., Netw
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0, 0.9, seed=4)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(("arm", "tokens"), [("loop-2", 400), ("loop-2+experts=4", 20)])
 def test_tokens_of_cuda_graphs_equal_uncached_tokens(
-    sampling: Sampling, make_network: Callable[..., Network]
+    arm: str, tokens: int, sampling: Sampling, make_network: Callable[..., Network]
 ) -> None:
-    network = make_network("loop-2", dtype=torch.float64, context=600).cuda()
+    network = make_network(arm, dtype=torch.float64, context=600).cuda()
     network.reset_rotary()
-    found = [each.tokens for each in continue_tokens(network, PROMPTS, 400, sampling)]  # two graphs
-    assert found == [each.tokens for each in continue_tokens(network, PROMPTS, 400, sampling, cache=False)]
+    found = [each.tokens for each in continue_tokens(network, PROMPTS, tokens, sampling)]  # 400: two graphs
+    assert found == [each.tokens for each in continue_tokens(network, PROMPTS, tokens, sampling, cache=False)]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("stream is capturing"), UsageError("the block failed")])
+def test_steps_that_cannot_be_captured_run_without_graphs(
+    error: Exception, make_network: Callable[..., Network], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Experts without a grouped GEMM read their loads on the host, which a CUDA graph cannot."""
+
+    class Refusing(CudaGraphCache):
+        def capture(self, key: object, function: object, *inputs: torch.Tensor) -> None:
+            raise error
+
+    class Capturing(decoding.Decoder):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            self.graphs, self.warm = Refusing(), self.cache.length
+
+    network = make_network("loop-2")
+    expected = continue_tokens(network, PROMPTS, 4, GREEDY)
+    monkeypatch.setattr(decoding, "Decoder", Capturing)
+    assert continue_tokens(network, PROMPTS, 4, GREEDY) == expected
 
 
 @pytest.mark.parametrize(

@@ -335,7 +335,10 @@ class Decoder:
         if graph is not None:
             graph.graph.replay()
         elif self.warm == key:
-            self.graphs.capture(key, self._compute)
+            try:
+                self.graphs.capture(key, self._compute)
+            except (RuntimeError, UsageError):  # some blocks read results on the host; a custom one says so
+                self.graphs = None
             self._run(filled)
         else:  # the first step runs outside of a graph, on a stream of its own as capture requires
             self.warm = key
