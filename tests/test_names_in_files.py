@@ -86,7 +86,7 @@ OUT_OF_STEEPEN = [
     "steepen.launch.local:subprocess.Popen",
     "steepen.launch.worker:run_attempt",
     "steepen.requests.worker:main",
-    "steepen.__main__:main",
+    "steepen.__main__:run",
     "steepen:report",
     "steepen:fit",
     "steepen:sys",

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import steepen
-from steepen.__main__ import main
 from steepen.errors import UsageError
 from steepen.laws.ladder import Ladder, make_ladder
 from steepen.laws.looks import Looks, needed_information
 from steepen.laws.next_runs import Forecast, Offer, Suspect, choose_next, open_arm, table_offers
 from steepen.laws.stopping import Stopping, StoppingRule
+from steepen.requests.app import main
 
 FLOPS = np.geomspace(1e18, 1e20, 8)
 
