@@ -32,7 +32,7 @@ from steepen.launch.cost_estimate import MAX_FLOPS, MAX_GPUS, Budget
 from steepen.laws.registered_forecasts import read_registered
 from steepen.model.arms import find_arm
 from steepen.model.stages import MAX_PASSES
-from steepen.recipe.memory import find_accelerator
+from steepen.recipe.accelerators import find_accelerator
 from steepen.recipe.paper_tables import PAPER
 from steepen.recipe.recipe_choice import RecipeFile, choose_recipes, read_recipe
 from steepen.requests.data import Prepare

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from steepen.kernels.fp8 import RowwiseFp8, defer_quantization_of_norm
-from steepen.kernels.norm import SplitFp32
+from steepen.kernels.split_fp32 import SplitFp32
 
 # Compute capability × 10 → bytes of shared memory per thread block (CUDA programming guide).
 SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}

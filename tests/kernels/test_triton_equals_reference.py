@@ -8,7 +8,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="needs Triton (its interpreter runs on a CPU)")
 from steepen.kernels.dispatch import REFERENCE, TRITON
-from steepen.kernels.norm import SplitFp32
+from steepen.kernels.split_fp32 import SplitFp32
 
 DEVICES = [
     "cpu",

@@ -17,7 +17,7 @@ from steepen.launch.local import LocalLauncher
 from steepen.launch.worker import Attempt, Task
 from steepen.model.arms import find_arm
 from steepen.optim.config import OptimizerConfig
-from steepen.recipe.memory import find_accelerator
+from steepen.recipe.accelerators import find_accelerator
 from steepen.recipe.paper_tables import recipe_of
 from steepen.requests.study import request_of
 from steepen.runs.spec import DataConfig, RunSpec

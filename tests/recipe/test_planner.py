@@ -18,9 +18,10 @@ from steepen.model.arms import ARMS, find_arm
 from steepen.model.config import ModelOptions
 from steepen.model.shape import SizeRule
 from steepen.model.stages import StageSchedule
+from steepen.recipe.accelerators import find_accelerator
 from steepen.recipe.flops import compute_active_parameters, flops_per_token, stored_parameters
 from steepen.recipe.hyperparameters import Hyperparameters
-from steepen.recipe.memory import find_accelerator, largest_micro_batch, training_memory
+from steepen.recipe.memory import largest_micro_batch, training_memory
 from steepen.recipe.paper_tables import BASE, INITIAL, PAPER, TIED_GROWTH, UNTIED_GROWTH, recipe_of
 from steepen.recipe.planner import Cluster, make_plan
 from steepen.recipe.recipe import ScalingRule

@@ -31,7 +31,7 @@ from steepen.execution.float8_linear import Float8Linear, quantize_weights
 from steepen.execution.linear import ComputeCopy, FusedLinear, GradientSignal, cast_weights
 from steepen.kernels.dispatch import block_kernels_for, kernels_for
 from steepen.kernels.fp8 import RowwiseFp8, unquantized
-from steepen.kernels.norm import SplitFp32
+from steepen.kernels.split_fp32 import SplitFp32
 from steepen.model.block import TransformerBlock
 from steepen.model.block_variant import VariantBlock
 from steepen.model.network import Network

@@ -26,7 +26,7 @@ from steepen.kernels import (
 )
 from steepen.kernels.fp8 import DeferredFp8, RowwiseFp8
 from steepen.kernels.fused_linear_cross_entropy import LogitGradient
-from steepen.kernels.norm import SplitFp32
+from steepen.kernels.split_fp32 import SplitFp32
 from steepen.kernels.triton_backend import has_triton_kernels
 
 MODULES = (norm, rotary, swiglu, cross_entropy, fused_linear_cross_entropy, gram, muon_update, fp8)

@@ -11,8 +11,6 @@ overwrite their first argument.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -27,6 +25,7 @@ from steepen.kernels.fp8 import (
     quantize_gradient_reference,
     store_rows_fp8,
 )
+from steepen.kernels.split_fp32 import SplitFp32, joined, load_split, store_split
 from steepen.kernels.triton_backend import row_grid, row_tile, tl, triton
 
 
@@ -36,54 +35,6 @@ def at_least_fp32(x: Tensor) -> Tensor:
 
 
 Addends = tuple[Tensor] | tuple[Tensor, Tensor]
-
-
-# --- fp32 in two halves -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SplitFp32:
-    """An fp32 matrix, of which GEMMs read the rounding to bf16: `halves` is (2, rows, width) in bf16.
-
-    The first half is the value rounded to bf16 (ties away from zero). The second holds, as int16, what is to
-    be added to the first half's bits, followed by 16 zeros, to give all 32 bits. So nothing is lost, and the
-    rounded copy takes no memory and no pass of its own. NaN is NaN in both.
-    """
-
-    halves: Tensor
-
-    @property
-    def rounded(self) -> Tensor:
-        """The matrix in bf16."""
-        return self.halves.select(0, 0)
-
-    @property
-    def storage(self) -> Tensor:
-        """The same memory as an fp32 tensor (rows, width), whose elements mean nothing."""
-        return self.halves.view(-1).view(torch.float32).view(self.halves.shape[1:])
-
-    @staticmethod
-    def empty(rows: int, width: int, device: torch.device) -> SplitFp32:
-        """An uninitialized matrix."""
-        return SplitFp32(torch.empty(2, rows, width, dtype=torch.bfloat16, device=device))
-
-    @staticmethod
-    def split(x: Tensor) -> SplitFp32:
-        """Split an fp32 matrix."""
-        bits = torch.where(x.isnan(), torch.nan, x).view(torch.int32)
-        high = (bits + (1 << 15)) >> 16
-        halves = torch.stack([high, bits - (high << 16)]).to(torch.int16)
-        return SplitFp32(halves.view(torch.bfloat16))
-
-    def join(self) -> Tensor:
-        """The fp32 matrix."""
-        high, low = self.halves.view(torch.int16).int()
-        return ((high << 16) + low).view(torch.float32)
-
-
-def joined(x: Tensor | SplitFp32) -> Tensor:
-    """The matrix as a tensor."""
-    return x.join() if isinstance(x, SplitFp32) else x
 
 
 def _split_if_wider(d: Tensor, operand: Tensor) -> tuple[Tensor | SplitFp32, Tensor]:
@@ -187,27 +138,6 @@ def _rms_norm_kernel(
     tl.store(n_ptr + offset, n, mask=mask)
     if FP8_MAX is not None:
         store_rows_fp8(n.to(tl.float32), fp8_ptr, scale_ptr, row, rows, offset, mask, FP8_MAX)
-
-
-QUIET_NAN = tl.constexpr(0x7FC00000)
-
-
-@triton.jit
-def load_split(pointer, offset, half, mask):
-    """fp32 values of a `SplitFp32` at a pointer to int16, whose halves have `half` elements."""
-    high = tl.load(pointer + offset, mask=mask, other=0).to(tl.int32)
-    low = tl.load(pointer + half + offset, mask=mask, other=0).to(tl.int32)
-    return ((high << 16) + low).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def store_split(pointer, x, offset, half, mask):
-    """Store fp32 values as a `SplitFp32`."""
-    is_nan = x != x  # noqa: PLR0124
-    bits = tl.where(is_nan, QUIET_NAN, x.to(tl.int32, bitcast=True))  # another NaN might round to a number
-    high = (bits + 32768) >> 16
-    tl.store(pointer + offset, high.to(tl.int16), mask=mask)
-    tl.store(pointer + half + offset, (bits - (high << 16)).to(tl.int16), mask=mask)
 
 
 # With n = x·rstd, dx = rstd·(dn − n·mean(dn·n)): the normed row and rstd are enough, so the input of a norm

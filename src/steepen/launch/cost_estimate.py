@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from steepen.errors import SteepenError, UsageError, is_whole, shorten
-from steepen.recipe.memory import Accelerator, accelerator_of, find_accelerator, largest_micro_batch
+from steepen.recipe.accelerators import Accelerator, accelerator_of, find_accelerator
+from steepen.recipe.memory import largest_micro_batch
 from steepen.recipe.sharding import Shard
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops

@@ -1,15 +1,15 @@
-"""The memory that a training run needs on one GPU, the size of its checkpoint, and what GPUs have."""
+"""The memory that a training run needs on one GPU, and the size of its checkpoint."""
 
 from __future__ import annotations
 
 import bisect
 from dataclasses import dataclass
 
-from steepen.errors import UsageError, nearest
 from steepen.model.arm import Arm
 from steepen.model.config import ModelOptions
 from steepen.model.shape import Shape
 from steepen.optim.config import STATE_BYTES, OptimizerConfig
+from steepen.recipe.accelerators import Accelerator
 from steepen.recipe.flops import stored_parameters
 from steepen.recipe.recipe import PlannedRun
 from steepen.recipe.sharding import Shard, StateMemory, state_memory
@@ -156,42 +156,3 @@ def largest_micro_batch(
 
     rows = planned.batch_tokens // planned.shape.context // gpus
     return max(0, bisect.bisect_right(range(rows + 1), available, key=needed) - 1)
-
-
-@dataclass(frozen=True)
-class Accelerator:
-    """Dense bf16 peak and memory, from the vendor's data sheet."""
-
-    name: str
-    peak_flops: float
-    memory_gib: float
-
-
-ACCELERATORS = {
-    gpu.name: gpu
-    for gpu in (
-        Accelerator("a100", 312e12, 74.5),  # the 80 GB part
-        Accelerator("h100", 989.4e12, 74.5),
-        Accelerator("h200", 989.4e12, 131.3),
-        Accelerator("b200", 2250e12, 167.6),
-        Accelerator("gh200", 989.4e12, 89.4),
-        Accelerator("l40s", 362e12, 44.7),
-        Accelerator("rtx4090", 165.2e12, 22.4),
-        Accelerator("mi300x", 1307.4e12, 178.8),
-    )
-}
-
-
-def accelerator_of(product: str) -> Accelerator | None:
-    """The accelerator that a product name (NVIDIA H200 NVL) contains; None if none is known."""
-    name = product.lower().replace(" ", "")
-    found = [gpu for gpu in ACCELERATORS.values() if gpu.name in name]
-    return max(found, key=lambda gpu: len(gpu.name), default=None)
-
-
-def find_accelerator(name: str) -> Accelerator:
-    """An accelerator by name."""
-    key = name.strip().lower().replace(" ", "").replace("-", "")
-    if key not in ACCELERATORS:
-        raise UsageError(f"there is no accelerator {name!r}; known are {nearest(key, ACCELERATORS, 4)}.")
-    return ACCELERATORS[key]

@@ -17,12 +17,11 @@ from steepen.errors import UsageError
 from steepen.model.arm import Arm, StageNetwork
 from steepen.model.arms import find_arm
 from steepen.model.shape import SizeRule
+from steepen.recipe.accelerators import Accelerator, find_accelerator
 from steepen.recipe.flops import compute_active_parameters, flops_per_token
 from steepen.recipe.memory import (
-    Accelerator,
     automatic_micro_batch,
     checkpoint_bytes,
-    find_accelerator,
     largest_micro_batch,
     training_memory,
 )

@@ -12,7 +12,9 @@ import math
 import statistics
 from dataclasses import dataclass
 
-PEAK_FLOPS = 989.4e12  # of the GPU measured; others are taken to be faster or slower by the ratio of peaks
+from steepen.recipe.accelerators import ACCELERATORS
+
+PEAK_FLOPS = ACCELERATORS["h200"].peak_flops  # others are taken to be as much faster or slower as their peaks
 
 
 @dataclass(frozen=True)

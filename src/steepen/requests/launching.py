@@ -117,7 +117,7 @@ class Launching:
     def gpus(self) -> GpusPerRun:
         """GPUs of each run; raises UsageError for an unknown GPU."""
         from steepen.launch.cost_estimate import MAX_GPUS, GpusPerRun
-        from steepen.recipe.memory import find_accelerator
+        from steepen.recipe.accelerators import find_accelerator
 
         count, model = self.named_gpus
         found = None if model is None else find_accelerator(model)

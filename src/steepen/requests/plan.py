@@ -321,7 +321,7 @@ class Plan(RunSize, Request[Planned]):
     def run(self) -> Planned:
         """Plan the run, or the ladders."""
         from steepen.model.arms import find_arm
-        from steepen.recipe.memory import find_accelerator
+        from steepen.recipe.accelerators import find_accelerator
         from steepen.recipe.planner import Cluster, make_plan, plan_ladders
 
         size = self.size_rule(vocabulary=self.vocabulary)

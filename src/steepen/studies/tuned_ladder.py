@@ -1,9 +1,9 @@
 """Whether the numbers of a ladder's runs are those of a tuned ladder, or tell of an error of the rate.
 
 One test decides: the odds of all errors together, one rung's or a drift along the ladder, against a tuned
-ladder, which is the most powerful test on average over the errors. Its limit is the quantile
-of what tuned ladders with these rungs have, which are simulated. The scatters and responses are those of
-ladders of `tiny` and `mini` (docs/log.md, "Mistuned rungs"; benchmarks/mistuned_ladders.py).
+ladder. No test finds more of these errors on average. Its limit is a quantile of the odds of tuned ladders
+with these rungs, which are simulated. The scatters and responses are those of ladders of `tiny` and `mini`
+(docs/log.md, "Mistuned rungs"; benchmarks/mistuned_ladders.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ DRAWS = 10_000  # of tuned ladders, for the limit
 FREEDOM = 60.0  # degrees of freedom for which the scatters below count, each number with its own scale
 LONG_STEPS = 5000  # of runs that have these scatters; the variances of others are as 1 + SHORT / steps
 SHORT = (400.0, 400.0, 8000.0, 2000.0)
-
 
 RUNG: Numbers = (0.0035, 0.0045, 0.05, 0.05)  # standard deviation of a rung
 # How trends of tuned ladders differ: standard deviations of the slope per unit of log compute (infinite: any)

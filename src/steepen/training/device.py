@@ -29,7 +29,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steepen.errors import UsageError
-from steepen.recipe.memory import accelerator_of, automatic_micro_batch, training_memory
+from steepen.recipe.accelerators import accelerator_of
+from steepen.recipe.memory import automatic_micro_batch, training_memory
 from steepen.runs.spec import RunSpec, is_light
 from steepen.utils.files import GPU_LOCKS_VARIABLE, RUNS_PER_GPU_VARIABLE, open_without_links
 
