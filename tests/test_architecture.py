@@ -24,7 +24,7 @@ DISTRIBUTED_CONFIG = {"distributed.environment", "distributed.owners"}
 ALLOWED: dict[str, set[str]] = {
     "utils": set(),
     "data": {"utils"},
-    "kernels": set(),
+    "kernels": {"utils"},
     "model": {"utils"},
     "execution": {"kernels", "model", "utils"},
     "optim": {"kernels", "execution.cuda_graphs", "utils"},

@@ -46,10 +46,13 @@ step() {
         ;;
     more-seeds) study ladder-more-seeds replication:noise --arms "$eight" --rungs 4-6 --seeds 2,3 ;;
     top)
-        nine=operator-1:9,loop-2:9,untied-2:9,deep-vanilla:9,deep-vanilla-grow:9,loop-grow:9,untied-grow:9
-        study ladder-top replication:noise --cells "$nine,vanilla:10" --seeds 0
+        nine=untied-grow:9,deep-vanilla-grow:9,untied-2:9,deep-vanilla:9,loop-grow:9,loop-2:9,operator-1:9,vanilla:9
+        study ladder-top replication:noise --cells "vanilla:10,$nine" --seeds 0
         ;;
-    top-10) study ladder-top-10 replication:noise --cells loop-2:10,untied-2:10,deep-vanilla:10,loop-grow:10 --seeds 0 ;;
+    top-10) # without untied-grow, which would need more tokens than there are
+        ten=untied-2:10,deep-vanilla:10,deep-vanilla-grow:10,loop-grow:10,loop-2:10,operator-1:10
+        study ladder-top-10 replication:noise --cells "$ten" --seeds 0
+        ;;
     recheck-low)
         study recheck-low replication:recheck --arms operator-1,untied-2 --rungs 4,5 --seeds 0,1 --wide
         study recheck-low-6 replication:recheck --arms operator-1,untied-2 --rungs 6 --wide
@@ -76,6 +79,13 @@ step() {
             --where "study in ($ladders, 'ladder-forecast')"
         ;;
     fp8) PRESET=mini+precision=fp8 study fp8 replication:noise --arms vanilla --rungs 5,6,8 --seeds 0,1 ;;
+    shape) # Vanilla with other batches and widths, at depths of about the same FLOPs (docs/log.md)
+        for batch in 4096 16384; do
+            PRESET=mini+batch_tokens=$batch study "shape-batch-$batch" replication:recheck --arms vanilla --rungs 4,5 --seeds 0,1
+        done
+        PRESET=mini+aspect=16+head_dim=16 study shape-aspect-16 replication:recheck --arms vanilla --rungs 6-8 --seeds 0,1
+        PRESET=mini+aspect=64+head_dim=64 study shape-aspect-64 replication:recheck --arms vanilla --rungs 3,4 --seeds 0,1
+        ;;
     transfer) study transfer replication:transferred --arms operator-1 --rungs 4-8 --seeds 0 ;;
     adamw) study adamw replication:adamw --arms vanilla --rungs 4,5,6 ;;
     coda) study ablations-coda replication:noise --arms loop-2-no-coda-injection --rungs 4-8 --seeds 0 ;;
@@ -92,11 +102,10 @@ step() {
         study growth-axes-seeds replication:noise --arms "$axes" --rungs 4-7 --seeds 1
         study growth-axes-width-seeds replication:noise --arms "$width" --rungs 4,6 --seeds 1
         ;;
-    depth) # KL effective depth of the ladder's two highest rungs
-        for run in $(steepen runs --runs "$work/runs" --where 'depth > 6' --where status=finished --json |
-            python3 -c 'import json, sys; print(*(row["run"] for row in json.load(sys.stdin)["runs"]))'); do
-            steepen eval "$work/runs/$run" --data "$data" --kl-depth
-        done
+    depth) # KL effective depth of the ladder's ninth rung, which all arms have, four at a time
+        steepen runs --runs "$work/runs" --where depth=9 --where status=finished --json |
+            python3 -c 'import json, sys; print(*(row["run"] for row in json.load(sys.stdin)["runs"]), sep="\n")' |
+            xargs -P 4 -I{} steepen eval "$work/runs/{}" --data "$data" --kl-depth
         ;;
     data) PRESET=$half study data-constrained data-constrained --part grid ;;
     *) echo "run.sh: no step $1" >&2 && exit 2 ;;

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier, Event, Thread
 from typing import Any
 
 import pytest
 import torch
 
 from steepen.kernels import parallel_compilation
-from steepen.kernels.parallel_compilation import compile_beforehand
+from steepen.kernels.parallel_compilation import compile_beforehand, one_process_first
 from steepen.kernels.triton_backend import tl, triton
 
 Launch = tuple[tuple[Any, ...], bool]
@@ -58,6 +60,31 @@ def test_launches_that_are_alike_are_one_compilation() -> None:
 
 def test_nothing_is_done_beforehand_on_a_cpu() -> None:
     compile_beforehand(torch.device("cpu"), lambda: pytest.fail("the work was done"))
+
+
+def test_one_process_compiles_first_and_the_others_together_after_it(tmp_path: Path) -> None:
+    lock, together, entered = tmp_path / "lock", Barrier(2, timeout=20), Event()
+
+    def another() -> None:
+        with one_process_first(lock):
+            entered.set()
+            together.wait()  # broken if the other is not let in as well
+
+    with one_process_first(lock):
+        others = [Thread(target=another) for _ in range(2)]
+        for thread in others:
+            thread.start()
+        assert not entered.wait(0.5)
+    for thread in others:
+        thread.join()
+    assert entered.is_set() and not together.broken
+
+
+def test_kernels_compile_without_a_lock_where_the_cache_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with one_process_first(tmp_path / "file" / "lock"):
+        entered = True
+    assert entered
 
 
 @triton.jit

@@ -11,10 +11,13 @@ import functools
 import os
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+
+from steepen.utils.files import file_lock
 
 ALIGNMENT = 16  # bytes: Triton compiles other code for pointers that are not a multiple of it
 MAX_THREADS = 16
@@ -30,6 +33,7 @@ def compile_beforehand(device: torch.device, work: Callable[[], object]) -> None
     if threads < 2 or device.type != "cuda":
         return
     try:
+        from triton import knobs
         from triton.runtime import driver
         from triton.runtime.jit import JITFunction, MockTensor
     except ImportError:
@@ -43,11 +47,28 @@ def compile_beforehand(device: torch.device, work: Callable[[], object]) -> None
 
         triton_key()
     with (
+        one_process_first(Path(knobs.cache.dir) / "steepen.lock"),
         torch.cuda.device(device),
         ThreadPoolExecutor(threads, initializer=torch.cuda.set_device, initargs=(device,)) as pool,
         _launches(kernel_type, pool, functools.partial(_stand_in, MockTensor)),
     ):
         work()
+
+
+@contextlib.contextmanager
+def one_process_first(lock: Path) -> Generator[None]:
+    """Let one process compile while those that start beside it wait; then all load what it compiled.
+
+    Until 3.6 Triton keeps a launcher in C for every signature of a kernel. A process that compiles one
+    replaces its file. If another process loads the file just then, Python, which knows a library by its
+    inode, can take it for the next one with that inode: "function takes exactly 20 arguments (28 given)",
+    in one of 14 runs that started at once with an empty cache.
+    """
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # a cache that cannot be written
+            if held.enter_context(file_lock(lock)) is not None:
+                held.enter_context(file_lock(lock, shared=True, wait=True, poll_seconds=0.1))
+        yield
 
 
 @contextlib.contextmanager
