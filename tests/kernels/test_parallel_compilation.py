@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier, Event, Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +31,8 @@ class Kernel:
 
     def __init__(self) -> None:
         self.runs: list[Launch] = []
-        self.loaded = 0
+        self.loaded = self.loading = 0
+        self.src = SimpleNamespace(signature={"x": "*fp32"})
 
     def run(self, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Kernel:
         self.runs.append((arguments, warmup))
@@ -38,6 +41,10 @@ class Kernel:
         return self
 
     def _init_handles(self) -> None:
+        self.loading += 1
+        time.sleep(0.02)
+        assert self.loading == 1, "two kernels of one signature load their launcher at once"
+        self.loading -= 1
         self.loaded += 1
 
 

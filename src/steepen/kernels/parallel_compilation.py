@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from collections import defaultdict
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Any, cast
 
 import torch
@@ -56,32 +58,18 @@ def compile_beforehand(device: torch.device, work: Callable[[], object]) -> None
 
 
 @contextlib.contextmanager
-def one_process_first(lock: Path) -> Generator[None]:
-    """Let one process compile while those that start beside it wait; then all load what it compiled.
-
-    Until 3.6 Triton keeps a launcher in C for every signature of a kernel. A process that compiles one
-    replaces its file. If another process loads the file just then, Python, which knows a library by its
-    inode, can take it for the next one with that inode: "function takes exactly 20 arguments (28 given)",
-    in one of 14 runs that started at once with an empty cache.
-    """
-    with contextlib.ExitStack() as held:
-        with contextlib.suppress(OSError):  # a cache that cannot be written
-            if held.enter_context(file_lock(lock)) is not None:
-                held.enter_context(file_lock(lock, shared=True, wait=True, poll_seconds=0.1))
-        yield
-
-
-@contextlib.contextmanager
 def _launches(kernel_type: Any, pool: ThreadPoolExecutor, stand_in: Callable[[Any], Any]) -> Generator[None]:
     """Let a launch be a compilation in the pool; a second one that is alike does nothing."""
     launch = kernel_type.run
     begun: dict[str, Future[None]] = {}
+    by_signature: defaultdict[str, Lock] = defaultdict(Lock)
 
     def compile_one(kernel: Any, arguments: list[Any], options: dict[str, Any]) -> None:
         # A kernel that does not compile says so at its launch.
         with contextlib.suppress(Exception):
             compiled = launch(kernel, *arguments, grid=None, warmup=True, **options)
-            compiled._init_handles()  # loads it into the GPU
+            with by_signature[str(list(compiled.src.signature.values()))]:  # one launcher: see below
+                compiled._init_handles()  # loads it into the GPU
 
     def run(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
         given = [stand_in(value) for value in arguments]
@@ -96,6 +84,23 @@ def _launches(kernel_type: Any, pool: ThreadPoolExecutor, stand_in: Callable[[An
         yield
     finally:
         kernel_type.run = launch
+
+
+@contextlib.contextmanager
+def one_process_first(lock: Path) -> Generator[None]:
+    """Let one process compile while those that start beside it wait; then all load what it compiled.
+
+    Until 3.6 Triton keeps a launcher in C for every signature of a kernel, and whoever compiles one again
+    replaces its file. If another thread or process loads the file just then, Python, which knows a library
+    by its inode, can take it for the next library with that inode. A kernel then gets another one's
+    arguments: "function takes exactly 20 arguments (28 given)" and "misaligned address" were seen once each
+    among 14 runs that started at once with an empty cache.
+    """
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # a cache that cannot be written
+            if held.enter_context(file_lock(lock)) is not None:
+                held.enter_context(file_lock(lock, shared=True, wait=True, poll_seconds=0.1))
+        yield
 
 
 def _stand_in(mock: Any, value: Any) -> Any:
