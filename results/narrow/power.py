@@ -50,8 +50,7 @@ QUICKSTART = "preset mini, three arms"
 PLANS, QUICK = ("d4 to d8", "all steps", QUICKSTART), ("operator-1 grows", "all together grows")
 NOW = {4: 2, 5: 2, 6: 2, 7: 2, 8: 2}  # seeds by rung
 TOP: dict[str, dict[int, int]] = {
-    "vanilla": {10: 1, 12: 1}, "operator-1": {9: 1, 11: 1},
-    "untied-grow": {9: 1}, "deep-vanilla-grow": {9: 1},
+    "vanilla": {9: 1, 10: 1, 12: 1}, "operator-1": {9: 1, 10: 1, 11: 1}, "untied-grow": {9: 1},
 }  # fmt: skip
 ABLATED = {
     "random-loop-grow": dict.fromkeys(NOW, 1), "loop-2-no-coda-injection": dict.fromkeys(NOW, 1),

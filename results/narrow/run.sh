@@ -40,10 +40,8 @@ step() {
         ;;
     storage) study authors-storage replication:authors_storage --arms vanilla,operator-1 --rungs 5,6 --seeds 0-3 ;;
     ladder) study ladder ladder --arms "$eight" --rungs 4-8 --seeds 0 ;;
-    seeds)
-        study ladder-seeds replication:noise --arms "$eight" --rungs 4-7 --seeds 1
-        study ladder-seeds-top replication:noise --arms "$eight" --rungs 8 --seeds 1
-        ;;
+    seeds) study ladder-seeds replication:noise --arms "$eight" --rungs 4-6 --seeds 1 ;;
+    seeds-top) study ladder-seeds-top replication:noise --arms "$eight" --rungs 7,8 --seeds 1 ;;
     more-seeds) study ladder-more-seeds replication:noise --arms "$eight" --rungs 4-6 --seeds 2,3 ;;
     top)
         nine=untied-grow:9,deep-vanilla-grow:9,untied-2:9,deep-vanilla:9,loop-grow:9,loop-2:9,operator-1:9,vanilla:9
@@ -115,8 +113,8 @@ for one in "${@:-}"; do
     if [ -n "$one" ]; then
         step "$one"
     else
-        for each in ladder seeds depth fp8 data passes adamw transfer forecast top more-seeds recheck coda core random \
-            width top-10 axes target tpp timing; do
+        for each in ladder seeds fp8 data passes transfer forecast top coda core random target adamw tpp timing recheck \
+            seeds-top depth top-10 width more-seeds shape axes; do
             step "$each"
         done
     fi
