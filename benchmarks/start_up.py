@@ -4,10 +4,14 @@
     python benchmarks/start_up.py --data data/mini --tokens 4M --source src ../before/src --times 2
 
 Runs the command in new processes, a run of its own each time, and prints one line per run: wall time,
-training, and the overhead, which is all else; then when the phases of the process began and ended. `--source`
-compares versions of the package, in turns. The first run starts with an empty kernel cache, which the others
-reuse; `--cache FOLDER` keeps one. Options after `--` go to `steepen train`. With `--study N` it ends with N
-runs of about ten seconds through the local launcher, as a study makes them.
+training, and the overhead, which is all else; then (without `--short`) when the phases of the process began
+and ended. `--source` compares versions of the package, in turns. Each turn begins with a process that only
+imports torch: what a run needs beyond it is printed too. The first run starts with an empty kernel cache,
+which the others reuse; `--cache FOLDER` keeps one. Options after `--` go to `steepen train`. With `--study N`
+it ends with N runs of about ten seconds through the local launcher, as a study makes them. On a CPU:
+
+    python benchmarks/start_up.py --data data/tiny --depth 1 --tokens 8k --study 2 --study-tokens 8e3 \\
+        --batch-tokens 2048 -- --precision fp32
 """
 
 from __future__ import annotations
@@ -102,11 +106,20 @@ def train_timed(file: Path, words: list[str]) -> None:
     exit_process(code)
 
 
-def run_once(options: Any, source: Path, folder: Path, number: int, cache: Path) -> None:
-    """Train once in a new process and print what it took."""
+def import_seconds() -> float:
+    """Seconds from the start of a process to the end of its import of torch: no run takes less."""
+    began = time.time()
+    program = "import os, torch; os._exit(0)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+    return time.time() - began
+
+
+def run_once(options: Any, source: Path, folder: Path, number: int, cache: Path, floor: float) -> None:
+    """Train once in a new process and print what it took, and how much beyond `floor` seconds."""
     runs = folder / f"runs-{number}"
     words = ["train", "--arm", options.arm, "--depth", str(options.depth), "--tokens", options.tokens]
     words += ["--data", str(options.data), "--runs", str(runs), *options.words]
+    words += ["--batch-tokens", str(options.batch_tokens)] if options.batch_tokens else []
     environment = {**os.environ, "PYTHONPATH": str(source), "TRITON_CACHE_DIR": str(cache)}
     kernels = "warm" if cache.exists() else "empty"
     began = time.time()
@@ -120,11 +133,15 @@ def run_once(options: Any, source: Path, folder: Path, number: int, cache: Path)
     phases = json.loads((folder / "phases.json").read_text())
     steps = [end for name, _, end in phases["spans"] if name == "Trainer._prepare_steps"]
     training = record["seconds_training"]
+    ready, overhead = steps[0] - began, wall - training
     print(
-        f"{source}, {kernels} kernel cache: wall {wall:.2f} s, training {training:.2f}, "
-        f"overhead {wall - training:.2f}, ready for the first step after {steps[0] - began:.2f}; loaded "
-        f"{', '.join(phases['imported'])}"
+        f"{source}, {kernels} kernel cache: wall {wall:.2f} s, training {training:.2f}, ready for the first "
+        f"step after {ready:.2f} ({ready - floor:.2f} beyond importing torch), overhead {overhead:.2f} "
+        f"({overhead - floor:.2f} beyond); loaded {', '.join(phases['imported'])}",
+        flush=True,
     )
+    if options.short:
+        return
     for name, begin, end in sorted(phases["spans"], key=lambda span: span[1]):
         print(f"    {begin - began:6.2f} – {end - began:5.2f} s  {name}")
     print(f"    {wall:6.2f} s  process ended\n", flush=True)
@@ -132,41 +149,29 @@ def run_once(options: Any, source: Path, folder: Path, number: int, cache: Path)
 
 def study(options: Any, folder: Path) -> None:
     """Runs of about ten seconds through the local launcher, as a study makes them."""
-    from steepen.data import Dataset
     from steepen.launch.base import LaunchContext
     from steepen.launch.local import LocalLauncher
-    from steepen.model.arms import find_arm
-    from steepen.recipe.paper_tables import recipe_of
-    from steepen.runs.spec import DataConfig, RunSpec
+    from steepen.requests.spec import spec
     from steepen.runs.store import RunStore
 
-    dataset, store = Dataset.open(options.data), RunStore(folder / "study")
-    arm = find_arm(options.arm)
-    planned = recipe_of(arm).at_budget(arm, options.depth, None, tokens=options.study_tokens)
-    scored = (len(dataset.tokens("val")) - 1) // planned.shape.context * planned.shape.context
-    specs = [
-        RunSpec.from_plan(
-            planned,
-            DataConfig(dataset.identity, epochs=100),
-            seed=seed,
-            validation_tokens=min(scored, 2**20),
-        )
-        for seed in range(options.study)
-    ]
+    made = {"tokens": options.study_tokens, "batch_tokens": options.batch_tokens}
+    made |= {"epochs": 1000, "precision": "auto"}
+    specs = [spec(options.arm, options.depth, options.data, seed=n, **made) for n in range(options.study)]
     began = time.perf_counter()
-    launcher = LocalLauncher(LaunchContext(options.data, store), None, overlap=True)
-    first = 0.0
+    launcher = LocalLauncher(LaunchContext(options.data, RunStore(folder / "study")))
+    training: list[float] = []
+    start = 0.0  # of the first run, once its process has imported everything
     for outcome in launcher.launch(specs):
-        first = first or time.perf_counter() - began
         if outcome.record is None:
             raise SystemExit(f"a run failed: {outcome.failure}")
+        start = start or time.perf_counter() - began - outcome.record.seconds_total
+        training.append(outcome.record.seconds_training)
     launcher.close()
-    wall = time.perf_counter() - began
-    training = [record.seconds_training for record in store.records()]
+    wall, total = time.perf_counter() - began, sum(training) / launcher.slots
     print(
-        f"study of {len(training)} runs: wall {wall:.1f} s, training {sum(training):.1f} s "
-        f"({', '.join(f'{each:.1f}' for each in training)}), ratio {wall / sum(training):.3f}; first run "
-        f"after {first:.1f} s"
+        f"study of {len(training)} runs, {launcher.slots} at a time: wall {wall:.1f} s, training "
+        f"{', '.join(f'{each:.1f}' for each in training)} s, wall / training {wall / total:.3f}; from the "
+        f"first run on, which began after {start:.1f} s, {(wall - start) / total:.3f}"
     )
 
 
@@ -189,17 +194,21 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=3, help="processes of each version")
     parser.add_argument("--cache", type=Path, help="of kernels; default: a new one")
     parser.add_argument("--study", type=int, default=0, help="runs of the study; 0: none")
-    parser.add_argument("--study-tokens", type=float, default=60e6)
+    parser.add_argument("--study-tokens", type=float, default=60e6, help="of each of its runs")
+    parser.add_argument("--batch-tokens", type=int, help="of a step; default: the recipe's")
+    parser.add_argument("--short", action="store_true", help="without the phases")
     parser.add_argument("words", nargs="*")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         cache = options.cache or Path(temporary) / "cache"
         for number in range(options.times):
+            floor = import_seconds()
+            print(f"import torch, alone: {floor:.2f} s from the start of the process")
             for index, source in enumerate(options.source):
                 folder = Path(temporary) / str(index)
                 folder.mkdir(exist_ok=True)
-                run_once(options, source.resolve(), folder, number, cache)
-        if options.study:
+                run_once(options, source.resolve(), folder, number, cache, floor)
+        if options.study:  # with the package that this process imports
             os.environ["TRITON_CACHE_DIR"] = str(cache)
             study(options, Path(temporary))
 
