@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gemm_workload import Attention, Linear, MicroBatch, normal, torch_gemm
+from gemm_workload import Attention, Linear, MicroBatch, calls_of_step, normal, torch_gemm
 from gpu_timing import (
     DEVICE,
     ON_GPU,
@@ -133,17 +133,7 @@ def tiles(args: Any) -> list[Row]:
 def limit(args: Any) -> list[Row]:
     batch = MicroBatch(args.shape, args.tokens, args.blocks)
     attention = Attention(args.shape, args.rows, SDPBackend.CUDNN_ATTENTION)
-    # As in execution/gpu_fused.py, where the forward pass includes all of the head's GEMMs.
-    order: list[Any] = []
-    for b in batch.blocks:
-        order += [b["qkv"].forward, attention.forward]
-        order += [b["out"].forward, b["gate_up"].forward, b["down"].forward]
-    for chunk in batch.head:
-        order += [chunk.forward, chunk.wgrad, chunk.dgrad]
-    for b in reversed(batch.blocks):
-        order += [b["down"].dgrad, b["down"].wgrad, b["gate_up"].wgrad, b["gate_up"].dgrad]
-        order += [b["out"].wgrad, b["out"].dgrad, attention.backward]
-        order += [b["qkv"].wgrad, b["qkv"].dgrad]
+    order = calls_of_step(batch, attention)
     gemm_calls = [call for call in order if isinstance(call.__self__, Linear)]
     matmul = args.cost.matmul + args.cost.head
     counted = sum(call.__self__.flops for call in gemm_calls) / args.tokens

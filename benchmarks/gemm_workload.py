@@ -1,4 +1,4 @@
-"""The GEMMs and attention of a micro-batch without anything else, for `ceilings.py` and `epilogues.py`.
+"""The GEMMs and attention of a micro-batch without anything else, for the benchmarks.
 
 Operands are random, never zero: GEMMs of zeros draw less power.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from gpu_timing import DEVICE
@@ -113,3 +114,19 @@ class Attention:
         torch.autograd.grad(self.outputs[-1], self.inputs, self.d, retain_graph=retain)
         if not retain:
             self.outputs.pop()
+
+
+def calls_of_step(batch: MicroBatch, attention: Attention) -> list[Any]:
+    """All GEMMs and attention of a micro-batch in training's order; each is a method of what it computes."""
+    # As in execution/gpu_fused.py, where the forward pass includes all of the head's GEMMs.
+    order: list[Any] = []
+    for b in batch.blocks:
+        order += [b["qkv"].forward, attention.forward]
+        order += [b["out"].forward, b["gate_up"].forward, b["down"].forward]
+    for chunk in batch.head:
+        order += [chunk.forward, chunk.wgrad, chunk.dgrad]
+    for b in reversed(batch.blocks):
+        order += [b["down"].dgrad, b["down"].wgrad, b["gate_up"].wgrad, b["gate_up"].dgrad]
+        order += [b["out"].wgrad, b["out"].dgrad, attention.backward]
+        order += [b["qkv"].wgrad, b["qkv"].dgrad]
+    return order

@@ -71,6 +71,11 @@ def test_throughput_prints_a_row_per_arm(script: Script) -> None:
         assert abs(sum(row["shares"].values()) - 1) < 1e-6
 
 
+def test_nanochat_speed_prints_the_fraction_of_the_limit(script: Script) -> None:
+    (row,) = json.loads(script("nanochat_speed.py", "--tiny", "--rounds", "1", "--warm-up", "0", "--json")[1])
+    assert row["fraction"] == pytest.approx(row["tokens_per_second"] / row["limit"]) and row["ratio"] is None
+
+
 def test_block_speed_prints_a_row_per_arm(script: Script) -> None:
     words = ["--tiny", "--depth", "2", "--seconds", "0.01", "--json", "--arms", "vanilla+kv_heads=1"]
     rows = json.loads(script("block_speed.py", *words, "vanilla+experts=4")[1])
