@@ -2,9 +2,10 @@
 
     python tools/test_on_gpu.py [--jobs 16] [FILE_OR_FOLDER …] [-- ARGUMENTS OF PYTEST]
 
-A test waits for the host most of the time, to compile kernels and to launch small ones, so one GPU serves all
-processes. Files of many tests are run in parts. CUDA is hidden from files that fork: a process that has used
-it cannot be forked. Only the output of parts that fail is printed; pytest's plugins are not needed.
+A test waits for the host most of the time, to compile kernels and to launch small ones, so one GPU serves
+all processes. Files of many tests are run in parts. CUDA is hidden from files that fork: a process that has
+used it cannot be forked. They, and `tests/model`, which computes on the CPU, run only where they are named.
+Only the output of parts that fail is printed; pytest's plugins are not needed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-ON_GPU = ("kernels", "execution", "optim", "training", "model", "evaluation", "inference")
+ON_GPU = ("kernels", "execution", "optim", "training", "evaluation", "inference")
 FORKING = ("distributed", "launch", "studies/test_kill_and_resume.py", "studies/test_branches.py")
 FORKS = re.compile(r"^from (ranks|fork_server) import", re.MULTILINE)
 # Tests of one process at most. Those of `test_export` share what takes a minute to make; torch.compile and
@@ -127,14 +128,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("paths", nargs="*", default=[f"tests/{folder}" for folder in (*ON_GPU, *FORKING)])
+    parser.add_argument("paths", nargs="*", help="default: what uses the GPU")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes at once")
     given = [*sys.argv[1:], "--"]
     own, words = given[: given.index("--")], given[given.index("--") + 1 : -1]
     args = parser.parse_args(own)
     began, total, failed = time.monotonic(), Counter[str](), list[Outcome]()
     with ThreadPoolExecutor(args.jobs) as pool:
-        pending = [pool.submit(run, part, words) for part in collect(args.paths)]
+        parts = collect(args.paths or [f"tests/{folder}" for folder in ON_GPU])
+        parts = [part for part in parts if args.paths or not part.hides_gpu]
+        pending = [pool.submit(run, part, words) for part in parts]
         try:
             for future in as_completed(pending):
                 outcome = future.result()
