@@ -1,4 +1,4 @@
-"""The end of a process that has imported torch is that of any Python process, but faster."""
+"""Start and end of a process that imports torch are those of any Python process, but faster."""
 
 import os
 import subprocess
@@ -62,3 +62,28 @@ def test_a_reader_that_has_ended_is_no_error() -> None:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == "" and process.wait() == 3
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_garbage_is_not_collected_while_torch_is_imported(tmp_path: Path, fails: bool) -> None:
+    line = "raise ImportError('broken')" if fails else ""
+    (tmp_path / "torch.py").write_text(f"import gc\nprint(gc.isenabled())\n{line}\n")
+    program = """
+import gc, sys
+from steepen.utils.process import import_torch
+try:
+    import_torch()
+except ImportError as error:
+    print(error)
+print("torch" in sys.modules, gc.isenabled(), gc.get_freeze_count() > 0)
+"""
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**ENVIRONMENT, "PYTHONPATH": path},
+    )
+    expected = ["False", "broken", "False", "True", "False"] if fails else ["False", "True", "True", "True"]
+    assert (done.stdout.split(), done.stderr) == (expected, "")

@@ -22,7 +22,7 @@ from steepen.requests.spec import (
 )
 from steepen.training.train_options import EXECUTION, TrainOptions
 from steepen.utils.codec import HelpPanel, Range
-from steepen.utils.process import create_cuda_context
+from steepen.utils.process import create_cuda_context, import_torch
 from steepen.utils.values import Integers
 
 if TYPE_CHECKING:
@@ -109,7 +109,9 @@ class Train(SpecFields, TrainOptions, Request["Run"]):
     def run_in_worker(self) -> dict[str, Any] | None:
         """Train with progress on stderr; returns the record, None on a node that may not see it yet."""
         dataset = open_data(self.data)
-        record = self._train(dataset, self.find_spec(dataset)[0], quiet=False)
+        run, _ = self.find_spec(dataset)
+        import_torch()
+        record = self._train(dataset, run, quiet=False)
         return None if record is None else record.to_dict()
 
     def run_in_terminal(self, as_json: bool = False) -> None:
@@ -128,6 +130,7 @@ class Train(SpecFields, TrainOptions, Request["Run"]):
             write_json(self.write_spec, run.to_dict())
             print(run.hash)
             return
+        import_torch()
         main = process_environment().is_main
         # Done in a moment: its result comes first. A single step may be far more tokens than were asked for.
         small = expected_flops(run) < SMALL_RUN_FLOPS and run.steps > 1

@@ -1,10 +1,11 @@
-"""The start of a process that uses a GPU, and the end of one that uses torch, faster than these make them."""
+"""The start of a process that uses torch or a GPU, and its end, faster than these make them."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import ctypes
+import gc
 import os
 import sys
 import threading
@@ -33,6 +34,21 @@ def create_cuda_context(device: str) -> threading.Thread | None:
     thread = threading.Thread(target=create, name="CUDA context", daemon=True)
     thread.start()
     return thread
+
+
+def import_torch() -> None:
+    """Import torch without collecting garbage meanwhile, and without searching its objects for it later.
+
+    This holds for all objects that the process has by then, so it is for programs, not for library calls.
+    """
+    if "torch" in sys.modules or not gc.isenabled():
+        return
+    gc.disable()
+    try:
+        __import__("torch")
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 def exit_process(code: int) -> NoReturn:
