@@ -29,7 +29,7 @@ from steepen.kernels.fp8 import (
     quantize_activation_reference,
     quantize_gradient_reference,
     quantize_rows_reference,
-    tensor_scale,
+    tensor_scale_reference,
     unquantized,
 )
 
@@ -204,7 +204,15 @@ def test_cross_entropy_leaves_padding_out(real: int, padded: int, softcap: float
         check(cut, theirs, LOGIT_GRADIENT_DTYPE, 0.25 * (PROBABILITY_MARGIN - torch.expm1(-want)))
 
 
-@pytest.mark.parametrize("shape", [(128, 64), (40, 80), (300, 48)])
+@pytest.mark.parametrize("rows", [5, 20_000])
+def test_tensor_scale_equals_reference(rows: int) -> None:
+    scale = torch.rand(rows, 1, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    given = RowwiseFp8(None, scale.to(ACTIVATION_DTYPE), scale)
+    ours, theirs = (k.tensor_scale(given) for k in (TRITON_FP8_GEMM, REFERENCE_FP8_GEMM))
+    assert ours.shape == () and torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("shape", [(128, 64), (40, 80), (300, 48), (1200, 16)])
 @pytest.mark.parametrize("dtype", [GRADIENT_DTYPE, None], ids=str)
 def test_transpose_quantize_equals_reference(dtype: torch.dtype | None, shape: tuple[int, int]) -> None:
     x = draw(*shape)
@@ -215,7 +223,7 @@ def test_transpose_quantize_equals_reference(dtype: torch.dtype | None, shape: t
         expected = given.original.float()
     else:
         given = RowwiseFp8(None, *quantize_rows_reference(x, dtype))
-        scale, bound = tensor_scale(given), 0.0  # from one power of two to another
+        scale, bound = tensor_scale_reference(given), 0.0  # from one power of two to another
         expected = given.data.float() * given.scale
     ours, theirs = (k.transpose_quantize(given, scale) for k in (TRITON_FP8_GEMM, REFERENCE_FP8_GEMM))
     assert ours.shape == (shape[1], -(-shape[0] // 16) * 16)
@@ -231,7 +239,7 @@ def test_transpose_quantize_equals_reference(dtype: torch.dtype | None, shape: t
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs fp8 tensor cores")
 def test_wgrad_gemm_equals_reference() -> None:
     d, x = quantize_gradient_reference(draw(130, 96)), quantize_activation_reference(draw(130, 48, seed=1))
-    scales = tensor_scale(d), tensor_scale(x)
+    scales = tensor_scale_reference(d), tensor_scale_reference(x)
     transposed = [REFERENCE_FP8_GEMM.transpose_quantize(m, s) for m, s in zip((d, x), scales, strict=True)]
     want = REFERENCE_FP8_GEMM.wgrad_gemm(*transposed, *scales)
     found = TRITON_FP8_GEMM.wgrad_gemm(*transposed, *scales)

@@ -165,7 +165,7 @@ def _fp8_block(form: Form) -> BlockKernels:
         cross_entropy_=_operation("cross_entropy_fp8_", form),
         quantize_activation=_operation("quantize_activation", form),
         quantize_gradient=_operation("quantize_gradient", form),
-        wgrad_scale=fp8.tensor_scale,
+        wgrad_scale=_operation("tensor_scale", form),
         wgrad_activation=fp8.defer_quantization,
         wgrad_normed=fp8.defer_quantization_of_norm,
     )
@@ -176,7 +176,7 @@ REFERENCE_FP8_BLOCK, TRITON_FP8_BLOCK = _fp8_block("reference"), _fp8_block("tri
 REFERENCE_FP8_GEMM = Fp8GemmKernels(
     quantize_weight_=fp8.quantize_weight_reference_,
     gemm=fp8.fp8_gemm_reference,
-    tensor_scale=fp8.tensor_scale,
+    tensor_scale=fp8.tensor_scale_reference,
     transpose_quantize=fp8.transpose_quantize_reference,
     wgrad_gemm=fp8.fp8_wgrad_gemm_reference,
 )
@@ -184,7 +184,7 @@ REFERENCE_FP8_GEMM = Fp8GemmKernels(
 TRITON_FP8_GEMM = Fp8GemmKernels(
     quantize_weight_=fp8.quantize_weight_triton_,
     gemm=fp8.fp8_gemm_cublas,
-    tensor_scale=fp8.tensor_scale,
+    tensor_scale=fp8.tensor_scale_triton,
     transpose_quantize=fp8.transpose_quantize_triton,
     wgrad_gemm=fp8.fp8_wgrad_gemm_cublas,
 )

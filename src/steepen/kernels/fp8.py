@@ -266,9 +266,26 @@ def fp8_gemm_cublas(
 # --- wgrad GEMM ---------------------------------------------------------------------------------------------
 
 
-def tensor_scale(x: RowwiseFp8) -> Tensor:
+def tensor_scale_reference(x: RowwiseFp8) -> Tensor:
     """Tensorwise scale: the maximum of the row scales (fp32 scalar)."""
     return x.scale.amax()
+
+
+# One program: a matrix has so few rows that the time of a reduction by several is that of their cooperation.
+@triton.jit
+def _tensor_scale_kernel(scale_ptr, out_ptr, rows, BLOCK: tl.constexpr):
+    largest = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, rows, BLOCK):
+        row = start + tl.arange(0, BLOCK)
+        largest = tl.maximum(largest, tl.load(scale_ptr + row, mask=row < rows, other=0.0))
+    tl.store(out_ptr, tl.max(largest))
+
+
+def tensor_scale_triton(x: RowwiseFp8) -> Tensor:
+    """`tensor_scale_reference` in Triton."""
+    out = torch.empty((), dtype=torch.float32, device=x.scale.device)
+    _tensor_scale_kernel[(1,)](x.scale, out, len(x.scale), BLOCK=16_384, num_warps=32)
+    return out
 
 
 def defer_quantization(x: Tensor, scale: Tensor) -> DeferredFp8:
@@ -299,27 +316,54 @@ def transpose_quantize_reference(x: RowwiseFp8 | DeferredFp8, scale: Tensor) -> 
     return functional.pad((wide.float() / scale).t(), (0, padded_tokens(len(wide)) - len(wide))).to(dtype)
 
 
-TRANSPOSE_TILE = {"ROWS": 128, "COLUMNS": 64, "num_warps": 4}
+# GROUP tiles of a column follow each other, then those of the next column, so that programs that run at once
+# read and write neighbouring bytes. A thread has PER_THREAD neighbouring rows, a 32-bit word of the result:
+# words pass through shared memory, not single bytes.
+TRANSPOSE_TILE = {"ROWS": 128, "COLUMNS": 64, "PER_THREAD": 4, "GROUP": 8, "num_warps": 4}
 
 
-# The tile is transposed in registers: loads run along features and stores along tokens, both contiguous.
+def transpose_grid(rows: int, columns: int, tile: dict[str, int]) -> tuple[int, int, int]:
+    """Launch grid of a kernel that calls `transpose_tile`."""
+    group = tile["GROUP"]
+    return group, triton.cdiv(columns, tile["COLUMNS"]), triton.cdiv(rows, tile["ROWS"] * group)
+
+
+@triton.jit
+def transpose_tile(GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PER_THREAD: tl.constexpr):
+    """First row, rows (PER_THREAD, ROWS / PER_THREAD, 1) and columns (1, 1, COLUMNS) of a program's tile."""
+    first = (tl.program_id(2) * GROUP + tl.program_id(0)) * ROWS
+    within = tl.arange(0, ROWS // PER_THREAD)[None, :, None] * PER_THREAD
+    row = first + within + tl.arange(0, PER_THREAD)[:, None, None]
+    return first, row, tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, None, :]
+
+
+# Loads run along features and stores along tokens, both contiguous.
+@triton.jit
+def store_transposed(
+    x, out_ptr, first, rows, columns, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    """Store the transpose of a `transpose_tile` of fp8 values into a (columns, rows) matrix with a stride."""
+    row = first + tl.arange(0, ROWS)[None, :]
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[:, None]
+    target = out_ptr + column.to(tl.int64) * stride + row
+    tile = tl.reshape(tl.permute(x, (2, 1, 0)), (COLUMNS, ROWS))
+    tl.store(target, tile, mask=(column < columns) & (row < rows))
+
+
 @triton.jit
 def _transpose_quantize_kernel(
     x_ptr, row_scale_ptr, scale_ptr, out_ptr, rows, columns, padded_rows,
-    ROWWISE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    ROWWISE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PER_THREAD: tl.constexpr,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
-    tiles_across = tl.cdiv(columns, COLUMNS)
-    row = (tl.program_id(0) // tiles_across) * ROWS + tl.arange(0, ROWS)
-    column = (tl.program_id(0) % tiles_across) * COLUMNS + tl.arange(0, COLUMNS)
-    mask = (row < rows)[:, None] & (column < columns)[None, :]
-    x = tl.load(x_ptr + row.to(tl.int64)[:, None] * columns + column[None, :], mask=mask, other=0.0)
+    first, row, column = transpose_tile(GROUP, ROWS, COLUMNS, PER_THREAD)
+    mask = (row < rows) & (column < columns)
+    x = tl.load(x_ptr + row.to(tl.int64) * columns + column, mask=mask, other=0.0)
     multiplier = 1 / tl.load(scale_ptr)
     if ROWWISE:
-        multiplier *= tl.load(row_scale_ptr + row, mask=row < rows, other=0.0)[:, None]
+        multiplier *= tl.load(row_scale_ptr + row, mask=row < rows, other=0.0)
     quantized = (x.to(tl.float32) * multiplier).to(out_ptr.dtype.element_ty)
-    mask = (column < columns)[:, None] & (row < padded_rows)[None, :]
-    target = out_ptr + column.to(tl.int64)[:, None] * padded_rows + row[None, :]
-    tl.store(target, tl.trans(quantized), mask=mask)
+    store_transposed(quantized, out_ptr, first, padded_rows, columns, padded_rows, ROWS, COLUMNS)
 
 
 def transpose_quantize_triton(x: RowwiseFp8 | DeferredFp8, scale: Tensor) -> Tensor:
@@ -331,11 +375,10 @@ def transpose_quantize_triton(x: RowwiseFp8 | DeferredFp8, scale: Tensor) -> Ten
     assert matrix.is_contiguous(), "the matrix must be contiguous"
     rows, columns = matrix.shape
     out = torch.empty(columns, padded_tokens(rows), dtype=dtype, device=matrix.device)
-    tile = TRANSPOSE_TILE
-    grid = (triton.cdiv(out.shape[1], tile["ROWS"]) * triton.cdiv(columns, tile["COLUMNS"]),)
-    _transpose_quantize_kernel[grid](
-        matrix, row_scale, scale, out, rows, columns, out.shape[1], ROWWISE=isinstance(x, RowwiseFp8), **tile
-    )
+    _transpose_quantize_kernel[transpose_grid(out.shape[1], columns, TRANSPOSE_TILE)](
+        matrix, row_scale, scale, out, rows, columns, out.shape[1],
+        ROWWISE=isinstance(x, RowwiseFp8), **TRANSPOSE_TILE,
+    )  # fmt: skip
     return out
 
 
