@@ -238,7 +238,7 @@ def call_block(width: int, *, fp8: bool) -> None:
 
 def call_head(vocabulary: int, softcap: float | None, capability: int) -> None:
     """Launch the kernels of head and loss: fused, with and without gradients, and separate."""
-    from steepen.kernels.dispatch import TRITON, TRITON_FP8_BLOCK
+    from steepen.kernels.dispatch import TRITON, TRITON_FP8_GEMM
 
     rows, width, real = 4096, 1024, {50_304: 50_257}.get(vocabulary, vocabulary)
     n, weight, targets = empty(rows, width), empty(vocabulary, width), empty(rows, dtype=torch.int64)
@@ -254,7 +254,8 @@ def call_head(vocabulary: int, softcap: float | None, capability: int) -> None:
         TRITON.rms_norm_backward(n, n, rstd, row_factor=found.row_factor, out=out)
     TRITON.cross_entropy_(empty(rows, vocabulary), targets, 1 / rows, softcap, real)
     if capability >= FP8_CAPABILITY:
-        TRITON_FP8_BLOCK.cross_entropy_(empty(rows, vocabulary), targets, 1 / rows, softcap, real)
+        logits, transposed = empty(rows, vocabulary), empty(vocabulary, rows, dtype=torch.float8_e5m2)
+        TRITON_FP8_GEMM.cross_entropy(logits, targets, transposed, 1 / rows, softcap, real)
 
 
 def call_muon(width: int) -> None:

@@ -2,9 +2,8 @@
 
 Forward and dgrad contract over features: each row of both operands has its own scale, which factors out of
 the sum. wgrad contracts over tokens, where row scales do not factor out: each operand has one scale (see
-`kernels.fp8`). The LM head has two exceptions: its dgrad, a sum over the vocabulary, accumulates in fp32,
-because fewer bits cost loss (docs/performance.md), and its wgrad is in the compute dtype, to keep precision
-for rare tokens.
+`kernels.fp8`), and the sum is in fp32. The LM head has one exception: its dgrad, a sum over the vocabulary,
+accumulates in fp32 too, because fewer bits cost loss (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from steepen.execution.linear import FusedLinear, Parameters, as_parts
 from steepen.kernels.dispatch import Fp8GemmKernels, GemmOperand, WgradOperand, fp8_gemm_kernels_for
-from steepen.kernels.fp8 import ACTIVATION_DTYPE, DeferredFp8, unquantized
+from steepen.kernels.fp8 import ACTIVATION_DTYPE, DeferredFp8, RowwiseFp8, TransposedFp8
 
 FP8_GEMM_MULTIPLE = 16  # both sides of a matrix in an fp8 GEMM must be multiples of 16
 
@@ -62,21 +61,23 @@ class Float8Linear(FusedLinear):
             fast_accumulation=not self.head,
         )
 
-    def wgrad(self, d: GemmOperand, x: WgradOperand) -> None:
+    def wgrad(self, d: WgradOperand, x: WgradOperand) -> None:
         """Add the weight's gradient to the parameters' `.grad`, accumulated in fp32."""
-        if isinstance(d, Tensor) or isinstance(x, Tensor) or self.head:
-            return super().wgrad(unquantized(d), unquantized(x))
-        kernels = self._kernels
-        d_scale = kernels.tensor_scale(d)
-        x_scale = x.scale if isinstance(x, DeferredFp8) else kernels.tensor_scale(x)
-        d_transposed, x_transposed = (
-            kernels.transpose_quantize(d, d_scale),
-            kernels.transpose_quantize(x, x_scale),
-        )
-        gradient = kernels.wgrad_gemm(d_transposed, x_transposed, d_scale * self.factor, x_scale)
+        if isinstance(d, Tensor) or isinstance(x, Tensor):
+            assert isinstance(d, Tensor) and isinstance(x, Tensor), "one operand is quantized, the other not"
+            return super().wgrad(d, x)
+        d, x = self._transposed(d), self._transposed(x)
+        gradient = self._kernels.wgrad_gemm(d.data, x.data, d.scale * self.factor, x.scale)
         for copy in self.copies:
             part = gradient[copy.rows].view(copy.parameter.shape)
             copy.parameter.grad = part if copy.parameter.grad is None else copy.parameter.grad.add_(part)
+
+    def _transposed(self, x: RowwiseFp8 | DeferredFp8 | TransposedFp8) -> TransposedFp8:
+        """An operand of the wgrad GEMM."""
+        if isinstance(x, TransposedFp8):
+            return x
+        scale = x.scale if isinstance(x, DeferredFp8) else self._kernels.tensor_scale(x)
+        return TransposedFp8(self._kernels.transpose_quantize(x, scale), scale)
 
     def backward(self, d: GemmOperand, x: WgradOperand) -> Tensor:
         """wgrad, then dgrad."""

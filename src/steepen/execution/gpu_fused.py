@@ -29,8 +29,15 @@ from torch.nn import functional
 
 from steepen.execution.float8_linear import Float8Linear, quantize_weights
 from steepen.execution.linear import ComputeCopy, FusedLinear, GradientSignal, cast_weights
-from steepen.kernels.dispatch import block_kernels_for, kernels_for
-from steepen.kernels.fp8 import RowwiseFp8, unquantized
+from steepen.kernels.cross_entropy import logit_gradient_scale
+from steepen.kernels.dispatch import block_kernels_for, fp8_gemm_kernels_for, kernels_for
+from steepen.kernels.fp8 import (
+    LOGIT_GRADIENT_DTYPE,
+    RowwiseFp8,
+    TransposedFp8,
+    empty_transposed,
+    unquantized,
+)
 from steepen.kernels.split_fp32 import SplitFp32
 from steepen.model.block import TransformerBlock
 from steepen.model.block_variant import VariantBlock
@@ -405,7 +412,7 @@ class _Loss(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         targets: Tensor,
-        head: FusedLinear,
+        head: Any,  # a linear layer that takes what its kernels make
         loss_weight: float,
         fused: FusedNetwork,
     ) -> Tensor:
@@ -419,6 +426,9 @@ class _Loss(torch.autograd.Function):
         d_hidden = (
             unquantized(n) if same or not gradient else torch.empty_like(unquantized(n), dtype=hidden.dtype)
         )
+        d_transposed = None
+        if isinstance(n, RowwiseFp8):
+            d_transposed = empty_transposed(tokens, head.rows, LOGIT_GRADIENT_DTYPE, hidden.device)
         losses: list[Tensor] = []
         for first in range(0, tokens, step):
             chunk = slice(first, first + step)
@@ -430,12 +440,16 @@ class _Loss(torch.autograd.Function):
                 fused.softcap,
                 gradient,
                 fused.token_ids,
+                None if d_transposed is None else d_transposed[:, chunk],
             )
             losses.append(loss)
             if dn is not None:
                 normed, out = unquantized(n)[chunk], d_hidden[chunk]
                 kernels_for(dn).rms_norm_backward(dn, normed, rstd[chunk], row_factor=row_factor, out=out)
             del dn
+        if d_transposed is not None:
+            scale = torch.full((), logit_gradient_scale(loss_weight / tokens), device=hidden.device)
+            head.wgrad(TransposedFp8(d_transposed, scale), n)
         if gradient:
             head.written()
             ctx.save_for_backward(d_hidden)
@@ -460,11 +474,12 @@ def _head_loss(
     softcap: float | None,
     gradient: bool,
     vocabulary: int,
+    d_transposed: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Losses (tokens,), `scale` times the gradient of n, and a factor per row still to be applied to that.
 
     Only the first `vocabulary` rows of the head have a logit. With `gradient` the head's own gradient is
-    added to `.grad`.
+    added to `.grad`, or in fp8 what its wgrad needs is written to `d_transposed`, (vocabulary, tokens).
     """
     if isinstance(n, Tensor):
         kernels = kernels_for(n)
@@ -477,10 +492,11 @@ def _head_loss(
             head.wgrad(logit_gradient.exp_differences, logit_gradient.scaled_input)
             return losses, head.dgrad(logit_gradient.exp_differences), logit_gradient.row_factor
         losses, d = kernels.cross_entropy_(head(n), targets, scale, softcap, vocabulary)
-    else:
-        fp8_kernels = block_kernels_for(n.data, fp8=True)
-        losses, d = fp8_kernels.cross_entropy_(head(n), targets, scale, softcap, vocabulary)
-    return losses, head.backward(d, n) if gradient else None, None
+        return losses, head.backward(d, n) if gradient else None, None
+    assert d_transposed is not None
+    fp8_kernels = fp8_gemm_kernels_for(n.data)
+    losses, d = fp8_kernels.cross_entropy(head(n), targets, d_transposed, scale, softcap, vocabulary)
+    return losses, head.dgrad(d), None
 
 
 class FusedNetwork:

@@ -24,7 +24,7 @@ from steepen.kernels import (
     rotary,
     swiglu,
 )
-from steepen.kernels.fp8 import DeferredFp8, RowwiseFp8
+from steepen.kernels.fp8 import DeferredFp8, RowwiseFp8, TransposedFp8
 from steepen.kernels.fused_linear_cross_entropy import LogitGradient
 from steepen.kernels.split_fp32 import SplitFp32
 from steepen.kernels.triton_backend import has_triton_kernels
@@ -33,7 +33,7 @@ MODULES = (norm, rotary, swiglu, cross_entropy, fused_linear_cross_entropy, gram
 Form = Literal["reference", "triton"]
 
 GemmOperand = Tensor | RowwiseFp8  # of a forward or dgrad GEMM
-WgradOperand = Tensor | RowwiseFp8 | DeferredFp8
+WgradOperand = Tensor | RowwiseFp8 | DeferredFp8 | TransposedFp8
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,6 @@ class BlockKernels:
     rotate_norm_backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], GemmOperand]
     swiglu: Callable[[Tensor], GemmOperand]
     swiglu_backward_: Callable[[Tensor, Tensor], GemmOperand]
-    cross_entropy_: Callable[..., tuple[Tensor, GemmOperand]]
     quantize_activation: Callable[[Tensor], GemmOperand]
     quantize_gradient: Callable[[Tensor], GemmOperand]
     wgrad_scale: Callable[..., Tensor | None]  # of the operand that `quantize_activation` returned
@@ -95,13 +94,14 @@ class BlockKernels:
 
 @dataclass(frozen=True)
 class Fp8GemmKernels:
-    """Weight quantization and fp8 GEMMs."""
+    """Weight quantization, fp8 GEMMs, and the loss between those of the head."""
 
     quantize_weight_: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
     gemm: Callable[..., Tensor]
     tensor_scale: Callable[[RowwiseFp8], Tensor]
     transpose_quantize: Callable[[RowwiseFp8 | DeferredFp8, Tensor], Tensor]
     wgrad_gemm: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    cross_entropy: Callable[..., tuple[Tensor, RowwiseFp8]]
 
 
 def _operation(name: str, form: Form) -> Any:
@@ -141,7 +141,6 @@ def without_quantization(kernels: Kernels) -> BlockKernels:
         rotate_norm_backward=kernels.rotate_norm_backward,
         swiglu=kernels.swiglu,
         swiglu_backward_=kernels.swiglu_backward_,
-        cross_entropy_=kernels.cross_entropy_,
         quantize_activation=_unchanged,
         quantize_gradient=_unchanged,
         wgrad_scale=_no_scale,
@@ -162,7 +161,6 @@ def _fp8_block(form: Form) -> BlockKernels:
         rotate_norm_backward=_operation("rotate_norm_backward_fp8", form),
         swiglu=_operation("swiglu_fp8", form),
         swiglu_backward_=_operation("swiglu_backward_fp8", form),
-        cross_entropy_=_operation("cross_entropy_fp8_", form),
         quantize_activation=_operation("quantize_activation", form),
         quantize_gradient=_operation("quantize_gradient", form),
         wgrad_scale=_operation("tensor_scale", form),
@@ -179,6 +177,7 @@ REFERENCE_FP8_GEMM = Fp8GemmKernels(
     tensor_scale=fp8.tensor_scale_reference,
     transpose_quantize=fp8.transpose_quantize_reference,
     wgrad_gemm=fp8.fp8_wgrad_gemm_reference,
+    cross_entropy=cross_entropy.cross_entropy_fp8_reference,
 )
 
 TRITON_FP8_GEMM = Fp8GemmKernels(
@@ -187,6 +186,7 @@ TRITON_FP8_GEMM = Fp8GemmKernels(
     tensor_scale=fp8.tensor_scale_triton,
     transpose_quantize=fp8.transpose_quantize_triton,
     wgrad_gemm=fp8.fp8_wgrad_gemm_cublas,
+    cross_entropy=cross_entropy.cross_entropy_fp8_triton,
 )
 
 

@@ -4,7 +4,8 @@ Activations, weights and gradients are e4m3, gradients of logits e5m2. A forward
 features, so each row of its operands has its own scale (rowwise scaling): a power of two, so that
 requantizing to another scale only loses values that become subnormal. A wgrad GEMM contracts over tokens, so
 its operands are transposed and requantized with one scale per matrix (tensorwise scaling). Kernels of other
-modules that quantize their own output call `fp8_row_scale` and `store_rows_fp8`.
+modules that quantize their own output call `fp8_row_scale` and `store_rows_fp8`. The gradient of logits has a
+bound, so that one scale serves its rows and its transpose: `cross_entropy` writes both.
 """
 
 # Triton kernels are untyped, and torch's fp8 GEMM has no public name.
@@ -57,6 +58,16 @@ class DeferredFp8:
     """A matrix still in bf16, with the tensorwise scale (fp32 scalar) with which wgrad will quantize it."""
 
     original: Tensor
+    scale: Tensor
+
+
+@dataclass(frozen=True)
+class TransposedFp8:
+    """The transpose of a (tokens, features) matrix in fp8, (features, padded_tokens), with one scale (fp32
+    scalar), as a wgrad GEMM reads it.
+    """
+
+    data: Tensor
     scale: Tensor
 
 
@@ -302,6 +313,13 @@ def defer_quantization_of_norm(n: Tensor) -> DeferredFp8:
 def padded_tokens(tokens: int) -> int:
     """Number of tokens rounded up to what a wgrad GEMM contracts over."""
     return math.ceil(tokens / WGRAD_TOKEN_MULTIPLE) * WGRAD_TOKEN_MULTIPLE
+
+
+def empty_transposed(tokens: int, features: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Uninitialized fp8 data of a `TransposedFp8`, with its padding set to zero."""
+    data = torch.empty(features, padded_tokens(tokens), dtype=dtype, device=device)
+    data[:, tokens:].zero_()
+    return data
 
 
 def transpose_quantize_reference(x: RowwiseFp8 | DeferredFp8, scale: Tensor) -> Tensor:

@@ -14,14 +14,13 @@ the wgrad GEMM applies to its other operand and the RMSNorm backward kernel to t
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from steepen.kernels.cross_entropy import softcap_backward, softcapped
+from steepen.kernels.cross_entropy import BITS_PER_NAT, TL_BITS_PER_NAT, softcap_backward, softcapped
 from steepen.kernels.norm import at_least_fp32
 from steepen.kernels.triton_backend import TensorDescriptor, tl, triton
 
@@ -79,8 +78,6 @@ def fused_linear_cross_entropy_reference(
     return losses, LogitGradient(exp_differences.to(n.dtype), row_factor, scaled_input)
 
 
-BITS_PER_NAT = 1 / math.log(2)
-TL_BITS_PER_NAT = tl.constexpr(BITS_PER_NAT)  # the GPU computes 2^x
 TL_MAX_DIFFERENCE_BITS = tl.constexpr(MAX_LOGIT_DIFFERENCE * BITS_PER_NAT)
 # Tile of the result, and DEPTH columns of the operands per step. One program per streaming multiprocessor: it
 # loads the operands of the next tile while it exponentiates and stores this one, so the shared memory must

@@ -59,7 +59,8 @@ def training_memory(
     the residual stream (bf16 or fp32) 4 widths exist outside the blocks, and one is saved by each boundary
     operator that normalizes and injects. Add 0.5 GiB for a chunk of logits and 0.125 GiB for library
     workspaces. Custom blocks and `--shard full`, which the fused kernels do not run, save about half as much
-    again per block; `--shard full` also keeps all logits of a micro-batch, and their gradient, in bf16.
+    again per block; `--shard full` also keeps all logits of a micro-batch, and their gradient, in bf16. fp8,
+    which is not counted, adds its copies of weights and activations and a byte per logit of a micro-batch.
     Measured peaks: docs/performance.md.
 
     With `recompute` every executed block keeps its input, one width of the residual stream, and one block
