@@ -149,7 +149,8 @@ def _logsumexp_of_row(
         prefetched = tl.load(x_ptr + column, mask=column < VOCABULARY, other=-float("inf"))
         new_max = tl.maximum(lane_max, tl.max(x, axis=1))
         bits = new_max * TL_BITS_PER_NAT
-        lane_sum = lane_sum * tl.exp2(lane_max * TL_BITS_PER_NAT - bits)
+        # Exactly 1 where the maximum stays; with `bits` the rounding of a product would enter once per tile.
+        lane_sum = lane_sum * tl.exp(lane_max - new_max)
         lane_sum += tl.sum(tl.exp2(x * TL_BITS_PER_NAT - bits[:, None]), axis=1)
         lane_max = new_max
     row_max = tl.max(lane_max)
