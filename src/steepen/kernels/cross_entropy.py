@@ -238,7 +238,7 @@ def _fp8_gradient_kernel(
 SHORT_ROW_MAX_VOCABULARY = 16_384
 LONG_ROW_OPTIONS = {"LANES": 1024, "PER_LANE": 8, "num_warps": 32}
 # This kernel reads rows once: many are in flight, and each program hides the latency of others.
-LOGSUMEXP_OPTIONS = {"LANES": 512, "PER_LANE": 8, "num_warps": 8}
+LOGSUMEXP_OPTIONS = {"LANES": 256, "PER_LANE": 8, "num_warps": 4}
 GRADIENT_TILE = {"ROWS": 128, "COLUMNS": 64, "PER_THREAD": 4, "GROUP": 8, "num_warps": 4}
 
 

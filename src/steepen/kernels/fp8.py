@@ -337,7 +337,8 @@ def transpose_quantize_reference(x: RowwiseFp8 | DeferredFp8, scale: Tensor) -> 
 # GROUP tiles of a column follow each other, then those of the next column, so that programs that run at once
 # read and write neighbouring bytes. A thread has PER_THREAD neighbouring rows, a 32-bit word of the result:
 # words pass through shared memory, not single bytes.
-TRANSPOSE_TILE = {"ROWS": 128, "COLUMNS": 64, "PER_THREAD": 4, "GROUP": 8, "num_warps": 4}
+TRANSPOSE_TILE = {"ROWS": 128, "COLUMNS": 64, "PER_THREAD": 4, "num_warps": 4}
+ROWWISE_GROUP, DEFERRED_GROUP = 8, 2  # the fastest of 2, 8 and 32 on an H200: docs/log.md
 
 
 def transpose_grid(rows: int, columns: int, tile: dict[str, int]) -> tuple[int, int, int]:
@@ -393,10 +394,11 @@ def transpose_quantize_triton(x: RowwiseFp8 | DeferredFp8, scale: Tensor) -> Ten
     assert matrix.is_contiguous(), "the matrix must be contiguous"
     rows, columns = matrix.shape
     out = torch.empty(columns, padded_tokens(rows), dtype=dtype, device=matrix.device)
-    _transpose_quantize_kernel[transpose_grid(out.shape[1], columns, TRANSPOSE_TILE)](
-        matrix, row_scale, scale, out, rows, columns, out.shape[1],
-        ROWWISE=isinstance(x, RowwiseFp8), **TRANSPOSE_TILE,
-    )  # fmt: skip
+    rowwise = isinstance(x, RowwiseFp8)
+    tile = TRANSPOSE_TILE | {"GROUP": ROWWISE_GROUP if rowwise else DEFERRED_GROUP}
+    _transpose_quantize_kernel[transpose_grid(out.shape[1], columns, tile)](
+        matrix, row_scale, scale, out, rows, columns, out.shape[1], ROWWISE=rowwise, **tile
+    )
     return out
 
 
