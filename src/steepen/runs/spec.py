@@ -37,8 +37,7 @@ from steepen.utils.values import Count, Seed, Tokens
 from steepen.utils.yaml_io import load_yaml
 
 SPEC_VERSION = 3  # part of every hash
-# Precision of the GEMMs; weights, optimizer state and sums are fp32 in all. fp8 is bf16 with fp8 GEMMs,
-# except for the LM head's wgrad.
+# Precision of the GEMMs; weights, optimizer state and sums are fp32 in all. fp8 is bf16 with fp8 GEMMs.
 Precision = Literal["fp32", "bf16", "fp8"]
 # The same as in `data/windows.py`, which `runs` may not import; the type checker compares them where the
 # trainer passes one to the other.
