@@ -136,6 +136,23 @@ def test_next_settles_goes_on_or_gives_up() -> None:
     assert "Not worth going on" in str(hopeless)
 
 
+def test_ladders_of_whole_depths_are_offered_whole_depths_at_their_compute() -> None:
+    sizes = {round((c / 1e18) ** 0.4 * 6): float(c) for c in FLOPS}
+    depths = {c: depth for depth, c in sizes.items()}
+    table = [{**row, "depth": depths[row["flops"]]} for row in rows(0.002, noise=0.01)]
+    ranked = steepen.next_runs(table, reference="base").rows
+    new = [run for run in ranked if run.new_rung]
+    assert new and all(run.depth is not None for run in ranked)
+    for run in new:
+        assert run.depth not in sizes
+        assert run.flops == pytest.approx(1e18 * (run.depth / 6) ** 2.5, rel=0.1)
+    assert "another seed" in str(steepen.next_runs(table, reference="base"))
+    clash = [
+        {**row, "depth": 6} for row in table
+    ]  # one depth, several budgets: compute alone tells them apart
+    assert all(run.depth is None for run in steepen.next_runs(clash, reference="base").rows)
+
+
 def test_next_counts_hours_dollars_and_a_budget() -> None:
     table = [{**row, "hours": (row["flops"] / 1e18) ** 0.9} for row in rows(0.002, noise=0.01)]
     hours = steepen.next_runs(table, reference="base", per="hours", budget=100)

@@ -57,11 +57,15 @@ class Offer:
 
 
 def table_offers(
-    judge: TableJudge, arms: Sequence[str], price: float = 1.0, highest: float | None = None
+    judge: TableJudge,
+    arms: Sequence[str],
+    highest: float = math.inf,
+    depths: Mapping[str, Mapping[int, float]] | None = None,
 ) -> list[Offer]:
     """Further seeds of the rungs of a table, rungs between them, and some above, for the given arms.
 
-    `price` is the cost of a FLOP. Nothing is offered below a ladder: laws are least certain to hold there.
+    `depths` are the depths of arms that can be made, with their compute: other rungs of theirs are not
+    offered. Nothing is offered below a ladder: laws are least certain to hold there.
     """
     names = [judge.settings.reference, *arms]
     places = np.sort(np.concatenate([judge.ladders[name].flops for name in names]))
@@ -76,18 +80,19 @@ def table_offers(
         if high > low * WIDEST_GAP
     ]  # fmt: skip
     above = [rungs[-1] * ratio**k for k in range(1, RUNGS_ABOVE + 1)]
-    limit = math.inf if highest is None else highest
+    anywhere = [(flops, None) for flops in sorted([*rungs, *between, *above])]
     found: list[Offer] = []
     for name in names:
         ladder = judge.ladders[name]
-        for flops in sorted([*rungs, *between, *above]):
-            if not float(ladder.flops[0]) * (1 - MERGE_TOLERANCE) <= flops <= limit:
+        own = [(flops, depth) for depth, flops in (depths or {}).get(name, {}).items()]
+        for flops, depth in own or anywhere:
+            if not float(ladder.flops[0]) * (1 - MERGE_TOLERANCE) <= flops <= highest:
                 continue
             near = np.flatnonzero(np.abs(np.log(ladder.flops / flops)) < MERGE_TOLERANCE)
             have = int(ladder.seeds[near[0]]) if len(near) else 0
             if have < MAX_SEEDS:
-                own = float(ladder.flops[near[0]]) if len(near) else flops
-                found.append(Offer(name, own, own * price, MAX_SEEDS - have, new_rung=not len(near)))
+                at = float(ladder.flops[near[0]]) if len(near) else flops
+                found.append(Offer(name, at, at, MAX_SEEDS - have, depth, not len(near)))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from steepen.utils.formatting import format_flops, percent
 from steepen.utils.values import Flops, Level, Noise
 
 if TYPE_CHECKING:
-    from steepen.laws.next_runs import NextRun, NextRuns, Offer, Suspect
+    from steepen.laws.next_runs import NextRun, NextRuns, Suspect
     from steepen.tables.table import Table
 
 COST = HelpPanel("Cost")
@@ -34,6 +35,10 @@ def _what(run: NextRun) -> str:
     return WORDS[run.what if run.what != "run" else "rung" if run.new_rung else "seed"]
 
 
+def _at(run: NextRun) -> str:
+    return format_flops(run.flops) if run.depth is None else f"d{run.depth}"
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class NextResult(Result):
     """The next runs, ranked: `found` has them, the path they begin, and each arm's outlook."""
@@ -41,7 +46,8 @@ class NextResult(Result):
     row_columns: ClassVar = {
         "what": Column("make", value=_what),
         "arm": Column(),
-        "flops": Column("at", format_flops),
+        "at": Column(value=_at, stored=False, align="right"),
+        "flops": Column(shown=False),
         "depth": Column(shown=False),
         "cost": Column("cost", format_flops),
         "gain": Column("less variance", ".1%"),
@@ -73,6 +79,8 @@ class NextResult(Result):
 
     def blocks(self, width: int) -> Iterable[Block]:
         """The advice, the outlook of each arm, and the runs."""
+        from steepen.laws.next_runs import HOPELESS
+
         found, unit = self.found, self.found.unit
         yield Paragraph(f" {QUESTIONS[found.question]}", f"{self.advice}:", STYLES[self.advice])
         columns = [
@@ -82,27 +90,28 @@ class NextResult(Result):
             Column("3", ".0%", value=lambda one: one.chances[1]),
             Column("10", ".0%", value=lambda one: one.chances[2]),
             Column("ever", ".0%", value=lambda one: one.reachable),
-            Column("runs to end", ".0f", value=lambda one: one.runs_to_end),
+            Column("runs", ".0f", value=lambda one: one.runs_to_end),
             Column(unit, format_flops, value=lambda one: one.to_end),
         ]
         yield table_of(
             found.arms, columns, "Chance of an answer",
-            f"at level {found.level:.2g}, along the cheapest path; ever: at its end",
+            f"at level {found.level:.2g}, along the cheapest path; ever: at its end; runs and {unit}: "
+            "expected, to an answer or that end",
         )  # fmt: skip
         given_up = [one.arm for one in found.arms if one.advice == "not worth going on"]
         if given_up:
-            worst = max(one.reachable for one in found.arms if one.arm in given_up)
             yield Paragraph(
-                f"Not worth going on for {', '.join(given_up)}: no runs that are offered have more than a "
-                f"{percent(max(worst, 0.01))} chance of an answer. Ask for a larger effect, or climb higher."
+                f"Not worth going on for {', '.join(given_up)}: the runs that are offered and affordable "
+                f"have less than a {percent(HOPELESS)} chance of an answer. Rungs further up may tell more."
             )
         doubts = [run.reason for run in found.ranked if run.what != "run"]
         yield from (Paragraph(f"· mistuned? {reason}") for reason in doubts)
         if self.rows and (doubts or self.advice == "go on"):
-            yield self.table(
+            caption = (
                 f"less variance: of the open contrasts; per cost: per {unit}, relative to the best; settles: "
                 "the chance of an answer right after it"
             )
+            yield replace(self.table(caption), title="Runs to make, best first")
         yield from (Paragraph(f"warning: {note}") for note in self.cautions[:3])
 
 
@@ -164,10 +173,9 @@ class Next(ReadsTable, Request[NextResult]):
             every = dict(zip(others, asked, strict=True))
             arms = self._arms([name for name, one in every.items() if one.span is not None])
             price, unit = self._price(table)
-            depth_of = _depths(table)
             offers = [
-                replace(offer, cost=price(offer.flops), depth=depth_of(offer))
-                for offer in table_offers(judge, arms, highest=self.highest)
+                replace(offer, cost=price(offer.flops))
+                for offer in table_offers(judge, arms, self.highest or math.inf, _depths(table))
             ]
             which = 0 if self.question == "better" else 1
             found = choose_next(
@@ -246,22 +254,35 @@ class Next(ReadsTable, Request[NextResult]):
         return price, self.per
 
 
-def _depths(table: Table) -> Callable[[Offer], int | None]:
-    """The depth of an arm's runs at the compute of an offer, where the table has depths."""
+def _depths(table: Table) -> dict[str, dict[int, float]]:
+    """The compute of every whole depth from an arm's lowest to two steps above its highest.
+
+    Of arms whose compute grows with a depth that the table has: as measured, and by lines between depths.
+    """
     import numpy as np
 
-    from steepen.laws.ladder import ladder_names
+    from steepen.laws.ladder import MERGE_TOLERANCE, ladder_names
+    from steepen.laws.next_runs import RUNGS_ABOVE
 
     if not table.has("depth"):
-        return lambda offer: None
+        return {}
     names, flops, depths = np.array(ladder_names(table)), table.numbers("flops"), table.numbers("depth")
-
-    def depth(offer: Offer) -> int | None:
-        same = (names == offer.arm) & (np.abs(np.log(flops / offer.flops)) < 0.01)
-        found = {int(one) for one in depths[same] if np.isfinite(one)}
-        return found.pop() if len(found) == 1 else None
-
-    return depth
+    found: dict[str, dict[int, float]] = {}
+    for name in dict.fromkeys(names.tolist()):
+        own, compute = depths[names == name], flops[names == name]
+        sizes = np.unique(own)
+        if len(sizes) < 2 or not (np.isfinite(sizes).all() and sizes[0] >= 1 and (sizes % 1 == 0).all()):
+            continue
+        spans = [(compute[own == size].min(), compute[own == size].max()) for size in sizes]
+        low, high = np.log(np.array(spans).T)
+        if (high - low > MERGE_TOLERANCE).any() or (np.diff(low) <= MERGE_TOLERANCE).any():
+            continue
+        top, x = int(sizes[-1] + RUNGS_ABOVE * np.median(np.diff(sizes))), np.log(sizes)
+        every = np.arange(int(sizes[0]), top + 1)
+        slope = (low[-1] - low[-2]) / (x[-1] - x[-2])
+        y = np.interp(np.log(every), x, low) + slope * np.maximum(np.log(every) - x[-1], 0.0)
+        found[name] = dict(zip(every.tolist(), np.exp(y).tolist(), strict=True))
+    return found
 
 
 def _suspects(
