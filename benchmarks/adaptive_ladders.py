@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -26,9 +26,11 @@ import numpy as np
 from laws_calibration import RULE, VANILLA, Law, Scenario, fit_without_outliers, judge, simulate
 
 import steepen
+from steepen.laws.fits.compute_law import AnalysisRequest
 from steepen.laws.ladder import Ladder, make_ladder, read_ladders
-from steepen.laws.next_runs import Offer, Question
+from steepen.laws.next_runs import QUESTIONS, Offer, Question
 from steepen.laws.stopping import Stopping, StoppingRule
+from steepen.laws.verdict.judge import fit_ladders
 from steepen.laws.verdict.questions import p_values
 from steepen.requests.tables import as_table
 from steepen.tables.clean_table import Cleaning, clean
@@ -225,8 +227,8 @@ def several_arms(draws: int, jobs: int) -> None:
 def simulated(draws: int, jobs: int, scales: Sequence[Scale] = SCALES) -> None:
     """Error rates, power and cost by scale, noise and truth."""
     print(f"\nRun until decided, question grows, {draws} draws each")
-    head = ("scale and noise", "truth", "asked", "false", "found", "FLOPs/fixed", "looks", "why it stopped")
-    print("{:<28}{:<12}{:>7}{:>7}{:>7}{:>12}{:>7}  {}".format(*head))
+    head = ("scale and noise", "truth", "asked", "false", "found", "FLOPs/fixed", "±", "looks")
+    print("{:<28}{:<12}{:>7}{:>7}{:>7}{:>12}{:>7}{:>7}".format(*head), " why it stopped")
     with ProcessPoolExecutor(jobs) as pool:
         for scale, effect in zip(scales, pool.map(asked_effect, scales), strict=True):
             rule = StoppingRule("reference", "grows", effect, budget=scale.cost)
@@ -241,13 +243,14 @@ def simulated(draws: int, jobs: int, scales: Sequence[Scale] = SCALES) -> None:
                 right = {"grows"} if truth.startswith("grows") else {"constant"}
                 false = sum(word not in (*right, "undecided") for word in words) / draws
                 power = sum(word in right for word in words) / draws
-                cost = sum(cost for _, cost, *_ in found) / draws / scale.cost
+                costs = np.array([one[1] for one in found]) / scale.cost
+                cost, error = costs.mean(), costs.std() / math.sqrt(draws)
                 looks = sum(one[2] for one in found) / draws
                 why = {reason: sum(one[3] == reason for one in found) for reason in {one[3] for one in found}}
                 ends = ", ".join(f"{reason} {count / draws:.2f}" for reason, count in sorted(why.items()))
                 print(
-                    f"{scale.name:<28}{truth:<12}{effect:7.3f}{false:7.3f}{power:7.3f}{cost:12.3f}{looks:7.1f}"
-                    f"  {ends}", flush=True,
+                    f"{scale.name:<28}{truth:<12}{effect:7.3f}{false:7.3f}{power:7.3f}{cost:12.3f}{error:7.3f}"
+                    f"{looks:7.1f}  {ends}", flush=True,
                 )  # fmt: skip
 
 
@@ -265,6 +268,7 @@ def replayed(jobs: int) -> None:
         f"\nThe authors' runs, bought one by one, for {REPLAY_PART:.0%} of the FLOPs of the ladders involved"
     )
     print(f"from {len(pairs)} starting pairs of rungs; without top: the {below.sum()} without a highest rung")
+    print("pairs with one: part of the FLOPs that the start takes; sets of runs to buy that have all words")
     head = ("question", "arm", "full table", "same", "other", "FLOPs", "without top: same", "FLOPs")
     print("{:<10}{:<20}{:<12}{:>7}{:>7}{:>7}{:>19}{:>7}".format(*head))
     row = "{:<10}{:<20}{:<12}{:7.2f}{:7.2f}{:7.2f}{:19.2f}{:7.2f}"
@@ -282,28 +286,67 @@ def replayed(jobs: int) -> None:
             every.append([same.mean(), other.mean(), costs.mean(), same[below].mean(), costs[below].mean()])
             print(row.format(question, name, word, *every[-1]))
         print(row.format(question, "mean", "", *np.mean(every, axis=0)), flush=True)
+        for start in np.array(pairs)[~below].tolist():
+            part, sets, same = every_choice(start, own, question, claims)
+            print(f"  rungs {start[0] + 1} and {start[1] + 1}: {part:.3f}, {same} of {sets}", flush=True)
+
+
+def starting_rungs(start: Sequence[int], ladders: Mapping[str, Ladder]) -> dict[str, list[int]]:
+    """The rungs of each ladder to begin with: the pair, and the cheapest others, as a law needs."""
+    have: dict[str, list[int]] = {}
+    for name, one in ladders.items():
+        others = [k for k in range(len(one.flops)) if k not in start]
+        have[name] = [*start, *others[: (4 if name == "vanilla" else 3) - len(start)]]
+    return have
+
+
+def chosen_rungs(have: Mapping[str, Sequence[int]], ladders: Mapping[str, Ladder]) -> dict[str, Ladder]:
+    """The ladders with these rungs alone."""
+    return {name: one.keep(np.isin(np.arange(len(one.flops)), have[name])) for name, one in ladders.items()}
+
+
+def every_choice(
+    start: Sequence[int], ladders: Mapping[str, Ladder], question: Question, claims: Mapping[str, str]
+) -> tuple[float, int, int]:
+    """The part of the FLOPs that a start takes, the sets of runs that the rest buys, those with all words.
+
+    Each set is tested once, at the whole level.
+    """
+    have = starting_rungs(start, ladders)
+    whole = sum(float(one.flops.sum()) for one in ladders.values())
+    spent = sum(float(one.flops.sum()) for one in chosen_rungs(have, ladders).values())
+    left = REPLAY_PART * whole - spent
+    sets: list[tuple[tuple[str, int], ...]] = [()] if left >= 0 else []
+    for name, one in ladders.items():
+        for k in set(range(len(one.flops))) - set(have[name]):
+            costs = [sum(float(ladders[arm].flops[at]) for arm, at in own) + one.flops[k] for own in sets]
+            sets += [(*own, (name, k)) for own, cost in zip(sets, costs, strict=True) if cost <= left]
+    same = 0
+    for own in sets:
+        more = {name: [*rungs, *(k for arm, k in own if arm == name)] for name, rungs in have.items()}
+        judge = fit_ladders(chosen_rungs(more, ladders), AnalysisRequest("vanilla"))
+        asked = judge.ask([("vanilla", name) for name in claims])
+        words = [one.answers(one.levels)[QUESTIONS.index(question)] for one in asked]
+        same += words == list(claims.values())
+    return spent / whole, len(sets), same
 
 
 def replay(
     start: tuple[int, int], ladders: dict[str, Ladder], question: Question
 ) -> tuple[dict[str, str], float]:
     """Each arm's word from a starting pair of rungs, and the part of the FLOPs; only real runs are sold."""
-    have: dict[str, list[int]] = {}
-    for name, one in ladders.items():  # a law needs this many rungs: the cheapest of the others
-        others = [k for k in range(len(one.flops)) if k not in start]
-        have[name] = [*start, *others[: (4 if name == "vanilla" else 3) - len(start)]]
+    have = starting_rungs(start, ladders)
     whole = sum(float(one.flops.sum()) for one in ladders.values())
     rule = StoppingRule(
         "vanilla", question, REPLAY_EFFECT[question], budget=REPLAY_PART * whole, futility=0.0
     )
     stopping = Stopping(rule)
     while True:
-        masks = {name: np.isin(np.arange(len(one.flops)), have[name]) for name, one in ladders.items()}
-        bought = {name: one.keep(masks[name]) for name, one in ladders.items()}
+        bought = chosen_rungs(have, ladders)
         offers = [
             Offer(name, flops, flops)
             for name, one in ladders.items()
-            for flops in one.flops[~masks[name]].tolist()
+            for flops in one.flops[~np.isin(one.flops, bought[name].flops)].tolist()
         ]
         spent = sum(float(one.flops.sum()) for one in bought.values())
         look = stopping.look(bought, offers, spent)

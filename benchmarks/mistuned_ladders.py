@@ -3,11 +3,15 @@
     python benchmarks/mistuned_ladders.py                                  # simulated ladders, two minutes
     python benchmarks/mistuned_ladders.py --runs runs/mistuned             # trained, two CPU cores
     python benchmarks/mistuned_ladders.py --runs runs/mistuned --preset mini --data data/fineweb   # a GPU
+    python benchmarks/mistuned_ladders.py --check runs/narrow/studies/ladder*   # ladders that were trained
 
 Simulated ladders differ as tuned ladders of `tiny` and `mini` do, and answer to a wrong rate as weakly as one
 of them. With `--runs` an arm's rungs are trained at 1/2 to 2 times its rate with several seeds (finished runs
 are used again). Ladders are drawn from them, a seed for each rung: all at the recipe's rate (false alarms),
 one rung at twice or half of it, and a rate that drifts from half to twice, or back, along the ladder.
+
+`--check` looks at every ladder of studies, or of folders of runs, alone. Other runs in the same folders that
+differ from a rung's in rate alone, by a factor of 1.8 to 2.2, are put in its place as planted errors.
 
 Of trained ladders alone, what the best test that knows rung, side and size of the one error would find there
 is printed too. Of simulated ladders alone the best test is printed: the one that finds most on average of
@@ -21,6 +25,7 @@ import math
 import sys
 from collections.abc import Generator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -34,9 +39,10 @@ from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
 from steepen.studies.context import StudyContext, open_data
 from steepen.studies.driver.drive import drive
+from steepen.studies.driver.journal import JOURNAL, Journal
 from steepen.studies.mistuning import RunTrace, find_mistuned, read_trace
 from steepen.studies.preset import load_preset
-from steepen.studies.tuned_ladder import OWN, RUNG, SHARED, LadderTest
+from steepen.studies.tuned_ladder import MIN_RUNGS, OWN, RUNG, SHARED, LadderTest
 from steepen.utils.arrays import Array
 
 MULTIPLES = (0.5, math.sqrt(0.5), 1.0, math.sqrt(2), 2.0)
@@ -182,6 +188,77 @@ def print_best(rungs: int, ratio: float, rng: np.random.Generator) -> None:
     print(f"drift up {shares[-2]:.1%}, down {shares[-1]:.1%}", flush=True)
 
 
+def counted(hits: Sequence[bool]) -> str:
+    """How many of them are true, and the exact binomial interval of their part."""
+    found, of = sum(hits), len(hits)
+    if not of:
+        return "none to look at"
+    low = stats.beta.ppf(0.025, found, of - found + 1) if found else 0.0
+    high = stats.beta.ppf(0.975, found + 1, of - found) if found < of else 1.0
+    return f"{found} of {of} ({low:.0%} to {high:.0%})"
+
+
+def trained(folders: Sequence[Path]) -> tuple[list[tuple[RunSpec, RunTrace]], list[tuple[RunSpec, RunTrace]]]:
+    """The runs of studies or folders of runs, and the other runs in the same folders, with their traces."""
+    wanted: dict[Path, set[str]] = {}
+    for folder in folders:
+        if (folder / JOURNAL).is_file():
+            journal = Journal.read(folder)
+            place, names = journal.runs_directory(), {asked.run for asked in journal.entry.runs}
+        else:
+            place, names = folder, {run.path.name for run in RunStore(folder).runs()}
+        wanted.setdefault(place.resolve(), set()).update(names)
+    own, others = list[tuple[RunSpec, RunTrace]](), list[tuple[RunSpec, RunTrace]]()
+    for place, names in wanted.items():
+        for run in RunStore(place).runs():
+            record = run.record()
+            if record is None:
+                continue
+            ladder = f"{record.spec.arm.name} on data {record.spec.data.identity[:8]}"
+            trace = read_trace(run, record, ladder)
+            if trace is not None:
+                (own if run.path.name in names else others).append((record.spec, trace))
+    return own, others
+
+
+def check(folders: Sequence[Path]) -> None:
+    """Print the alarms of trained ladders, and how many planted errors are found in those without one."""
+    own, others = trained(folders)
+    alarms, planted = list[bool](), dict[str, list[bool]]()
+    for ladder in sorted({trace.ladder for _, trace in own}):
+        runs = [(spec, trace) for spec, trace in own if trace.ladder == ladder]
+        depths = " ".join(f"d{depth}" for depth in sorted({trace.depth for _, trace in runs}))
+        if len({trace.depth for _, trace in runs}) < MIN_RUNGS:
+            print(f"{ladder}, {depths}: {MIN_RUNGS} rungs are needed")
+            continue
+        if len({(trace.depth, trace.seed) for _, trace in runs}) < len(runs):
+            print(f"{ladder}, {depths}: several runs of a depth and seed are no ladder")
+            continue
+        found = find_mistuned(trace for _, trace in runs)
+        alarms.append(any(one.kind in ("rate", "drift") for one in found))
+        print(f"{ladder}, {depths}: " + ("; ".join(one.reason for one in found) or "no alarm"))
+        both = sorted(product(others, runs), key=lambda one: (one[0][1].depth, one[0][1].rate))
+        for (spec, trace), (like, tuned) in both:
+            factor = trace.rate / tuned.rate
+            size = max(factor, 1 / factor)
+            if alarms[-1] or not 1.8 <= size <= 2.2 or same_but_rate(spec) != same_but_rate(like):
+                continue
+            rest = [one for _, one in runs if one.depth != tuned.depth]
+            seen = find_mistuned([*rest, trace])
+            hit = any(one.depth == tuned.depth for one in seen)
+            planted.setdefault("at half" if factor < 1 else "at twice", []).append(hit)
+            word = "found" if hit else "not found"
+            print(f"    d{tuned.depth} seed {trace.seed} at {factor:.2f} times its rate: {word}")
+    print(f"ladders with an alarm: {counted(alarms)}")
+    for kind, hits in planted.items():
+        print(f"rungs {kind} their rate that are found: {counted(hits)}")
+
+
+def same_but_rate(spec: RunSpec) -> RunSpec:
+    """A run's spec with another rate."""
+    return replace(spec, hyperparameters=replace(spec.hyperparameters, learning_rate=1.0))
+
+
 def study(specs: Sequence[RunSpec]) -> Generator[Sequence[RunSpec], list[RunRecord], list[RunRecord]]:
     """A study of one batch."""
     return (yield specs)
@@ -225,7 +302,11 @@ def main() -> int:
     parser.add_argument("--rungs", type=int, nargs="+", default=[4, 5, 6, 7, 8], help="of simulated ladders")
     parser.add_argument("--jobs", type=int, default=None)
     parser.add_argument("--launcher-option", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--check", type=Path, nargs="+", default=None, metavar="STUDY", help="or runs")
     chosen = parser.parse_args()
+    if chosen.check:
+        check(chosen.check)
+        return 0
     rng = np.random.default_rng(0)
     if chosen.runs is None:
         for rungs in chosen.rungs:
