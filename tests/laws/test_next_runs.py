@@ -144,7 +144,7 @@ def test_ladders_of_whole_depths_are_offered_whole_depths_at_their_compute() -> 
     new = [run for run in ranked if run.new_rung]
     assert new and all(run.depth is not None for run in ranked)
     for run in new:
-        assert run.depth not in sizes
+        assert run.depth is not None and run.depth not in sizes
         assert run.flops == pytest.approx(1e18 * (run.depth / 6) ** 2.5, rel=0.1)
     assert "another seed" in str(steepen.next_runs(table, reference="base"))
     clash = [

@@ -15,10 +15,11 @@ import pytest
 
 import steepen
 from run_fixtures import Spec
-from steepen.results.study import Status
+from steepen.results.study import Status, answer_blocks
 from steepen.results.text import WIDTH, Paragraph
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
+from steepen.studies.answer import Answer
 from steepen.studies.driver.journal import Journal
 from steepen.studies.driver.study_status import study_status, with_mistuned
 from steepen.studies.mistuning import RunTrace, find_mistuned, mistuned_runs, read_trace
@@ -215,6 +216,11 @@ def test_spikes_and_unfinished_decays_are_told_with_their_check(
     assert status.mistuned == found
     words = [one for one in Status((status,), alone=True).blocks(WIDTH) if isinstance(one, Paragraph)]
     assert any("vanilla d2 has a spike" in one.text and "÷ √2" in one.text for one in words)
+    assert "mistuned? " in "".join(one.lead + one.text for one in words)
+    # Its answer too, where the arm has no verdict: a reference's rungs decide those of all others.
+    answer = Answer("sweep", "Which rate?", "", (), {})
+    beside = [one.text for one in answer_blocks(answer, WIDTH, found) if isinstance(one, Paragraph)]
+    assert any("mistuned? the loss of vanilla d2 has a spike" in text for text in beside)
     assert status.to_dict()["mistuned"][0]["kind"] == found[0].kind
 
 
@@ -233,7 +239,7 @@ def test_a_rate_that_is_to_stay_has_no_unfinished_decay(
 def test_next_lists_the_run_that_would_check_a_mistuned_rung(
     growth: float, noise: float, advice: str, spec: Spec, store: RunStore, trainer: ModuleType, tmp_path: Path
 ) -> None:
-    """Of a study, of its runs and of their directory, whether the question is open or settled."""
+    """Of a study, by name or its beginning, of its runs and their directory; open or settled."""
     steps, every, bad = 100, list[RunSpec](), None
     rng = np.random.default_rng(5)
     for arm in ("vanilla", "deep-vanilla"):
@@ -250,7 +256,7 @@ def test_next_lists_the_run_that_would_check_a_mistuned_rung(
     assert bad is not None
     Journal.open(tmp_path / "studies", "pair", {}, store.root).add_batch(every)
     runs = steepen.open_runs(store.root)
-    for table in ("pair", runs, store.root):
+    for table in ("pair", "pai", runs, store.root):
         found = steepen.next_runs(table, reference="vanilla", studies=tmp_path / "studies")
         assert found.advice == advice
         first, *rest = found.found.ranked

@@ -197,9 +197,11 @@ class Next(ReadsTable, Request[NextResult]):
             return self, self.table.directory
         if not isinstance(self.table, str | Path) or ":" in str(self.table):
             return self, None
-        name = str(self.table)
-        if not any((folder / JOURNAL).is_file() for folder in (self.studies / name, Path(name))):
-            return self, Path(name)
+        name, path = str(self.table), Path(str(self.table))
+        # What is no file and has no ending of one is a study's name, or the beginning of it.
+        is_file = path.exists() or name == "-" or bool(path.suffix)
+        if is_file and not any((folder / JOURNAL).is_file() for folder in (self.studies / name, path)):
+            return self, path
         from steepen.results.study import open_study
 
         runs = open_study(name, self.studies).runs

@@ -161,6 +161,9 @@ def answer_blocks(answer: Answer, width: int, mistuned: Sequence[Mistuning] = ()
         yield from (Paragraph(f"· {line}", indent=2) for line in verdict.what_would_change)
         doubts = [found.sentence for found in mistuned if found.arm == judged.arm]
         yield from (Paragraph(f"· mistuned? {sentence}", indent=2) for sentence in doubts)
+    with_verdict = {judged.arm for judged in answer.primary_verdicts}
+    # A reference has no verdict, and its rungs decide all of them.
+    yield from (Paragraph(f"• mistuned? {one.sentence}") for one in mistuned if one.arm not in with_verdict)
     yield from (Paragraph(f"• {finding}") for finding in answer.findings)
     left_out: list[str] = []
     for table in (table for table in answer.tables if not table.per_run):
@@ -274,7 +277,7 @@ class Status(Result):
         for one in self.studies if self.alone else ():
             if one.message:
                 yield Lines(one.message)
-            yield from (Paragraph(found.sentence, "mistuned?", "yellow") for found in one.mistuned)
+            yield from (Paragraph(f" {found.sentence}", "mistuned?", "yellow") for found in one.mistuned)
             if rows := [vars(row) for row in one.runs if row.status in NOT_ENDED]:
                 yield from run_blocks(rows, width)
 
