@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -488,3 +489,25 @@ def test_power_of_a_table_lists_the_further_runs(tmp_path: Path, capsys: pytest.
     )
     assert main(["power"]) == 2
     assert "--delta-gamma, or a --from" in capsys.readouterr().err
+
+
+def test_power_of_a_table_has_the_noise_of_every_rung_and_its_gain() -> None:
+    """Seeds that scatter ten times as much at the bottom, and a gain that is the mean over the range."""
+    rng = np.random.default_rng(4)
+    noise = dict(
+        zip(np.geomspace(1e18, 3e19, 6).tolist(), np.geomspace(0.03, 0.003, 6).tolist(), strict=True)
+    )
+    rows = [
+        {"arm": arm, "flops": c, "seed": seed, "loss": 1.8 + a * (c / 1e18) ** -0.11 + sd * draw}
+        for arm, a in (("base", 1.5), ("mine", 1.46))
+        for c, sd in noise.items()
+        for seed, draw in enumerate(rng.standard_normal(4).tolist())
+    ]
+    found: Any = steepen.power(table=rows, reference="base", delta_gamma=0.02, draws=200)
+    low, *_, high = found.power.plan.run_noise.tolist()
+    assert low == pytest.approx(0.03, rel=0.7) and high == pytest.approx(0.003, rel=0.7) and low > 3 * high
+    plan, laws = found.power.plan, found.power.plan.laws()
+    x = np.linspace(plan.x[0], plan.x[-1], 50)
+    log_multiplier = (laws.log_a[0, 0] - laws.gamma[0, 0] * x - laws.log_a[0, 1]) / laws.gamma[0, 1] + x
+    gain = steepen.fit(rows, reference="base", method="joint", draws=100)["mine"].gain.value
+    assert math.exp(float(log_multiplier.mean())) == pytest.approx(gain, rel=0.02)

@@ -44,7 +44,8 @@ class LadderPlan:
 
     Defaults are the ladder and the Vanilla law of the paper this package follows: `constant` is A at 1e18
     FLOPs, with E and A chosen so that the printed γ reproduces the printed losses. `noise` is the standard
-    deviation of a run's loss, `lack_of_fit` that of a rung's, which more seeds do not reduce. `multiplier` is
+    deviation of a run's loss (`noise_at` instead: at some computes, and by lines in logarithms between them),
+    `lack_of_fit` that of a rung's, which more seeds do not reduce. `multiplier` is
     the arm's compute multiplier at the lowest rung. `arms` are to be compared with the reference in one
     table: they share `level`, and E and the noise are estimated from all of them.
     """
@@ -64,6 +65,7 @@ class LadderPlan:
     margin: float = 0.025
     equivalence: float = 0.05
     arms: int = 1
+    noise_at: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
         if self.rungs < 4:
@@ -94,6 +96,19 @@ class LadderPlan:
     def flops(self) -> Array:
         """The rungs of each arm, evenly spaced in log compute."""
         return np.geomspace(self.lowest, self.highest, self.rungs)
+
+    @property
+    def run_noise(self) -> Array:
+        """The standard deviation of a run's loss at every rung."""
+        if not self.noise_at:
+            return np.full(self.rungs, self.noise)
+        at, noise = np.log(np.array(self.noise_at)).T
+        return np.exp(np.interp(np.log(self.flops), at, noise))
+
+    @property
+    def rung_variance(self) -> Array:
+        """The variance of every rung's mean loss about its law."""
+        return self.lack_of_fit**2 + self.run_noise**2 / self.seeds
 
     @property
     def cost(self) -> float:
@@ -226,11 +241,11 @@ def _simulate(plan: LadderPlan, sets: int, rng: np.random.Generator) -> TableFit
     cells, laws = plan.cells(), plan.laws(sets)
     shape = (sets, *cells.x.shape)
     # Means and sums of squares of normal seeds are independent, so the seeds themselves are not drawn.
-    scatter = math.sqrt(plan.lack_of_fit**2 + plan.noise**2 / plan.seeds)
+    scatter = np.sqrt(plan.rung_variance)
     loss = np.maximum(laws.predict(cells.x) + scatter * rng.standard_normal(shape), 1e-6)
     squares = np.zeros(shape)
     if plan.seeds > 1:
-        squares = plan.noise**2 * rng.chisquare(plan.seeds - 1, shape)
+        squares = plan.run_noise**2 * rng.chisquare(plan.seeds - 1, shape)
     return fit_tables(cells, loss, squares, laws)
 
 
@@ -244,8 +259,7 @@ def _expected(plan: LadderPlan) -> tuple[Better, Growth]:
 def _known(plan: LadderPlan) -> TableFit:
     """The model of the planned losses without noise, its variances known."""
     cells, laws = plan.cells(), plan.laws()
-    variance = plan.lack_of_fit**2 + plan.noise**2 / plan.seeds
-    covariance = np.tile(variance * np.eye(plan.rungs), (1 + plan.arms, 1, 1))
+    covariance = np.tile(np.diag(plan.rung_variance), (1 + plan.arms, 1, 1))
     loss = laws.predict(cells.x)
     return fit_tables(cells, loss, np.zeros(loss.shape), laws, covariance=covariance)
 

@@ -101,8 +101,8 @@ class PowerResult(Result):
         plan = self.power.plan
         yield Paragraph(
             f"{_size(plan)} × 2 arms, {format_flops(plan.lowest)} to {format_flops(plan.highest)} FLOPs"
-            f" ({plan.decades:.2f} decades), noise {plan.noise:g}, lack of fit {plan.lack_of_fit:g},"
-            f" Δγ = {plan.delta_gamma:+g}:"
+            f" ({plan.decades:.2f} decades), noise {_noise(plan)}, lack of fit {plan.lack_of_fit:.3g},"
+            f" Δγ = {plan.delta_gamma:+.3g}:"
             f" {format_flops(plan.cost)} FLOPs in total"
         )
         yield outcome_table(self.power)
@@ -117,6 +117,11 @@ class PowerResult(Result):
         yield from map(Paragraph, map(_found, self.cheapest))
         if self.further is not None:
             yield from _further(self.further)
+
+
+def _noise(plan: LadderPlan) -> str:
+    low, high = plan.run_noise[[0, -1]].tolist()
+    return f"{low:.3g}" if math.isclose(low, high) else f"{low:.3g} to {high:.3g}"
 
 
 def _further(found: FurtherRuns) -> Iterable[Block]:
@@ -283,12 +288,16 @@ class Power(Request[PowerResult]):
         planned = replace(
             plan, delta_gamma=verdict.delta_gamma if self.delta_gamma is None else self.delta_gamma,
             rungs=max(4, len(ladder.flops)), lowest=low, highest=high, noise=noise or plan.noise,
+            noise_at=tuple(one for one in analysis.seed_noise if one[1] > 0),
             lack_of_fit=analysis.lack_of_fit if analysis.seed_noise else 0.0,
             seeds=int(statistics.median(ladder.seeds.tolist())), gamma=law.gamma.value,
             irreducible_loss=law.e.value,
             constant=math.exp(law.log_a.value) * (1e18 / law.c0) ** -law.gamma.value,
-            multiplier=verdict.gain.value, arms=len(found.verdicts),
+            arms=len(found.verdicts),
         )  # fmt: skip
+        # The gain is the mean over the range, which the plan has at its lowest rung.
+        steeper = planned.delta_gamma / (planned.gamma + planned.delta_gamma)
+        planned = replace(planned, multiplier=verdict.gain.value * (high / low) ** (-steeper / 2))
         question: Question = "better" if verdict.better == "not resolved" else "grows"
         effect = abs(math.log(verdict.gain.value)) if question == "better" else abs(planned.delta_gamma)
         return planned, runs_for_power(analysis.judge, arm, question, effect, self.goal, planned.rule.level)
