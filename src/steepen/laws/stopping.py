@@ -27,7 +27,7 @@ from steepen.laws.verdict.judge import TableJudge, fit_ladders
 from steepen.utils.arrays import Array
 
 STEP = 0.15  # of the planned information, from one look to the next
-MAX_GROWTH = 0.35  # of the cost so far, which a batch may add: a forecast from few runs may be far off
+MAX_GROWTH = 0.25  # of the cost so far, which a batch may add: a forecast from few runs may be far off
 # Rungs beyond the parameters of the laws, before the first test: fewer hardly tell how large the lack of fit
 # is, and a ladder that stops because it shows little by chance makes false claims.
 MIN_SPARE = 12
