@@ -509,5 +509,5 @@ def test_power_of_a_table_has_the_noise_of_every_rung_and_its_gain() -> None:
     plan, laws = found.power.plan, found.power.plan.laws()
     x = np.linspace(plan.x[0], plan.x[-1], 50)
     log_multiplier = (laws.log_a[0, 0] - laws.gamma[0, 0] * x - laws.log_a[0, 1]) / laws.gamma[0, 1] + x
-    gain = steepen.fit(rows, reference="base", method="joint", draws=100)["mine"].gain.value
-    assert math.exp(float(log_multiplier.mean())) == pytest.approx(gain, rel=0.02)
+    fitted: Any = steepen.fit(rows, reference="base", method="joint", draws=100)
+    assert math.exp(float(log_multiplier.mean())) == pytest.approx(fitted["mine"].gain.value, rel=0.02)

@@ -86,9 +86,11 @@ def test_a_ladder_that_costs_less_than_its_first_batch_is_rejected_before_any_ru
     paper: StudyContext,
 ) -> None:
     short: dict[str, Any] = {"rungs": (6, 8, 10, 12), "seeds": (0,), "until": "decided"}
-    with pytest.raises(UsageError, match="times the whole ladder"):
+    with pytest.raises(UsageError, match="FLOPs, the whole ladder"):
         ladder_batch(paper, **short)
     assert ladder_batch(paper, **short, budget="1e22")
+    with pytest.raises(UsageError, match="FLOPs, the `budget` 1e18"):
+        ladder_batch(paper, **short, budget="1e18")
 
 
 class Formulas:

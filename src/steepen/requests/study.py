@@ -240,8 +240,10 @@ class StudyRequest(Launching, Request[Any]):
         )  # fmt: skip
         if "until" not in self.given or found.complete:
             return found
-        budget = self.given.get("budget")
-        return replace(found, limit="the FLOPs of the whole ladder" if budget is None else f"{budget}")
+        limit = self.limit()
+        if limit is None:
+            return replace(found, limit="the FLOPs of the whole ladder")
+        return replace(found, limit=f"{self.budget}{'' if limit.flops is None else ' FLOPs'}")
 
 
 def _notes(context: StudyContext, folder: Path) -> list[str]:

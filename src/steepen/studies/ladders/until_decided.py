@@ -20,6 +20,7 @@ from steepen.studies.answer import Draft, Work
 from steepen.studies.cells import Plan, measure, records_of, table
 from steepen.studies.context import StudyContext
 from steepen.studies.ladders.ladder_runs import LadderSpec, MeasuredLadder, drop_impossible_depths, to_ladders
+from steepen.utils.formatting import format_flops
 
 START_RUNGS, START_SEEDS = 4, 2  # of every ladder, before the first look
 
@@ -109,15 +110,16 @@ def run_until_decided(
     depends on the records alone, so that a study that was killed goes on as it would have.
     """
     fixed = len(seeds) * sum(one.expected_flops(context, depth) for one in ladders for depth in one.depths)
-    if limit.seconds is None and limit.flops is None:
-        rule = replace(rule, budget=fixed)
+    if limit.seconds is None:
+        most, what = (fixed, "the whole ladder") if limit.flops is None else (limit.flops, "the `budget`")
+        rule = replace(rule, budget=most)
         lowest = [(one, depth) for one in ladders for depth in sorted(one.depths)[:START_RUNGS]]
         first = START_SEEDS * sum(one.expected_flops(context, depth) for one, depth in lowest)
-        if first > 1.001 * fixed:
+        if first > 1.001 * most:
             raise UsageError(
                 f"the first batch of a ladder that runs `until` decided, {START_RUNGS} rungs with "
-                f"{START_SEEDS} seeds each, costs {first / fixed:.1f} times the whole ladder; give more "
-                "`rungs` or `seeds`, or a `budget`."
+                f"{START_SEEDS} seeds each, costs {format_flops(first)} FLOPs, {what} {format_flops(most)}; "
+                "give more `rungs` or `seeds`, or a larger `budget`."
             )
     runs = _Runs(context, ladders, seeds, limit, {one.label: {} for one in ladders})
     # Raises if the data are too few for the largest run that may be asked for.
