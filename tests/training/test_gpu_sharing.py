@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from steepen.recipe.memory import automatic_micro_batch, training_memory
 from steepen.runs.spec import RunSpec
 from steepen.training import device as gpu_sharing
 from steepen.training.device import GpuSharing, is_small
@@ -104,3 +107,16 @@ def test_without_a_launcher_nothing_is_locked(
 def test_is_small_follows_the_memory_estimate(make_spec: Callable[..., RunSpec]) -> None:
     spec = make_spec("vanilla")
     assert is_small(spec, 80 * 2**30) and not is_small(spec, 2**29)
+
+
+def test_the_logits_of_fp8_count_where_runs_share_a_gpu(make_spec: Callable[..., RunSpec]) -> None:
+    """A byte for each of a micro-batch, and two for every weight of a GEMM."""
+    bf16 = make_spec("vanilla")
+    fp8 = replace(bf16, precision="fp8")
+    planned, shape = bf16.planned_run, bf16.shape
+    size = automatic_micro_batch(bf16.batch_sequences, shape.context)
+    needed = training_memory(planned, 1, size, optimizer=bf16.optimizer).total
+    more = size * shape.context * shape.vocabulary
+    more += 2 * (planned.stored_parameters - shape.vocabulary * shape.width)
+    for spec, least in ((bf16, needed), (fp8, needed + more)):
+        assert is_small(spec, math.ceil(6 * least) + 6) and not is_small(spec, int(6 * least) - 6)

@@ -90,6 +90,8 @@ def _launches(kernel_type: Any, pool: ThreadPoolExecutor, stand_in: Callable[[An
 def one_process_first(lock: Path) -> Generator[None]:
     """Let one process compile while those that start beside it wait; then all load what it compiled.
 
+    Kernels that the first did not need, as those of another arm, the others still compile at once.
+
     Until 3.6 Triton keeps a launcher in C for every signature of a kernel, and whoever compiles one again
     replaces its file. If another thread or process loads the file just then, Python, which knows a library
     by its inode, can take it for the next library with that inode. A kernel then gets another one's

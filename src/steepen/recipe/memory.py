@@ -48,6 +48,7 @@ def training_memory(
     optimizer: OptimizerConfig | None = None,
     options: ModelOptions | None = None,
     recompute: bool = False,
+    fp8: bool = False,
 ) -> Memory:
     """Estimate the memory per GPU at the end of the run, when a growing network is largest.
 
@@ -59,9 +60,11 @@ def training_memory(
     the residual stream (bf16 or fp32) 4 widths exist outside the blocks, and one is saved by each boundary
     operator that normalizes and injects. Add 0.5 GiB for a chunk of logits and 0.125 GiB for library
     workspaces. Custom blocks and `--shard full`, which the fused kernels do not run, save about half as much
-    again per block; `--shard full` also keeps all logits of a micro-batch, and their gradient, in bf16. fp8,
-    which is not counted, adds its copies of weights and activations and a byte per logit of a micro-batch.
+    again per block; `--shard full` also keeps all logits of a micro-batch, and their gradient, in bf16.
     Measured peaks: docs/performance.md.
+
+    `fp8` adds a byte per logit of a micro-batch, and 2 per weight of a GEMM, for the weight and its
+    transpose; its copies of activations are not counted, and `plan` counts bf16.
 
     With `recompute` every executed block keeps its input, one width of the residual stream, and one block
     at a time all that it saves.
@@ -81,15 +84,17 @@ def training_memory(
     )
     if gpus > 1:
         held = state_memory(planned, gpus, shard or "optimizer", matrix_bytes)
+    fp8_weights = 2 * (blocks + embedding_and_head / 2) if fp8 else 0.0
     full = gpus > 1 and shard == "full"
     fused_blocks = planned.arm.fused_block and not full
     of_block = 2.0 * saved_by_block(planned.arm, shape, fused=fused_blocks)
     of_block *= 1 if fused_blocks else COMPILED_ACTIVATIONS
     of_blocks = executed * stream_bytes * shape.width + of_block if recompute else executed * of_block
     logits = 4.0 * tokens * shape.vocabulary if full else min(2.0 * tokens * shape.vocabulary, 2**29)
+    logits += tokens * shape.vocabulary if fp8 else 0
     return Memory(
         state=held.state,
-        compute_weights=held.compute_weights,
+        compute_weights=held.compute_weights + fp8_weights,
         activations=tokens * (of_blocks + stream_bytes * (4 + operators) * shape.width),
         logits=logits + 2**27,
     )

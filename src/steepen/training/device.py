@@ -142,8 +142,9 @@ def keep_freed_memory() -> None:
 def is_small(spec: RunSpec, memory_bytes: int) -> bool:
     """Whether a run is expected to need so little memory that another fits beside it."""
     micro_batch = automatic_micro_batch(spec.batch_sequences, spec.shape.context)
-    needed = training_memory(spec.planned_run, 1, micro_batch, optimizer=spec.optimizer).total
-    return needed <= _SMALL * memory_bytes
+    fp8 = spec.precision == "fp8"
+    needed = training_memory(spec.planned_run, 1, micro_batch, optimizer=spec.optimizer, fp8=fp8)
+    return needed.total <= _SMALL * memory_bytes
 
 
 class GpuSharing:
