@@ -100,7 +100,7 @@ step() {
         study growth-axes-seeds replication:noise --arms "$axes" --rungs 4-7 --seeds 1
         study growth-axes-width-seeds replication:noise --arms "$width" --rungs 4,6 --seeds 1
         ;;
-    depth) # KL effective depth of the ladder's fifth rung, which all arms have, four at a time
+    depth) # KL effective depth of the finished runs at d8, a rung of all arms, four at a time
         steepen runs --runs "$work/runs" --where depth=8 --where status=finished --json |
             python3 -c 'import json, sys; print(*(row["run"] for row in json.load(sys.stdin)["runs"]), sep="\n")' |
             xargs -P 4 -I{} steepen eval "$work/runs/{}" --data "$data" --kl-depth

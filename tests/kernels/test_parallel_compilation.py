@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier, Event, Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 from steepen.kernels import parallel_compilation
-from steepen.kernels.parallel_compilation import compile_beforehand, one_process_first
+from steepen.kernels.parallel_compilation import compile_beforehand, made_once
 from steepen.kernels.triton_backend import tl, triton
 
 Launch = tuple[tuple[Any, ...], bool]
@@ -48,12 +47,12 @@ class Kernel:
         self.loaded += 1
 
 
-def test_launches_that_are_alike_are_one_compilation() -> None:
+def test_launches_that_are_alike_are_one_compilation(tmp_path: Path) -> None:
     kernel, launch = Kernel(), Kernel.run
     aligned, odd = torch.zeros(64), torch.zeros(64)[1:]
     with ThreadPoolExecutor(2) as pool:
         stand_in = lambda value: parallel_compilation._stand_in(Mock, value)  # noqa: E731
-        with parallel_compilation._launches(Kernel, pool, stand_in):
+        with parallel_compilation._launches(Kernel, pool, stand_in, tmp_path):
             for tensor in (aligned, aligned + 1, odd, aligned.bfloat16()):
                 kernel.run(tensor, 5, grid=(1,), warmup=False, BLOCK=4)
             kernel.run(aligned, 6, grid=(1,), warmup=False, BLOCK=4)
@@ -69,29 +68,13 @@ def test_nothing_is_done_beforehand_on_a_cpu() -> None:
     compile_beforehand(torch.device("cpu"), lambda: pytest.fail("the work was done"))
 
 
-def test_one_process_compiles_first_and_the_others_together_after_it(tmp_path: Path) -> None:
-    lock, together, entered = tmp_path / "lock", Barrier(2, timeout=20), Event()
-
-    def another() -> None:
-        with one_process_first(lock):
-            entered.set()
-            together.wait()  # broken if the other is not let in as well
-
-    with one_process_first(lock):
-        others = [Thread(target=another) for _ in range(2)]
-        for thread in others:
-            thread.start()
-        assert not entered.wait(0.5)
-    for thread in others:
-        thread.join()
-    assert entered.is_set() and not together.broken
-
-
-def test_kernels_compile_without_a_lock_where_the_cache_cannot_be_written(tmp_path: Path) -> None:
+def test_kernels_load_without_a_lock_where_the_cache_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with one_process_first(tmp_path / "file" / "lock"):
-        entered = True
-    assert entered
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for lock in (tmp_path / "file" / "lock", tmp_path / "link"):
+        with made_once(lock):
+            entered = lock
+        assert entered == lock
 
 
 @triton.jit

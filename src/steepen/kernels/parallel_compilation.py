@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import os
-from collections import defaultdict
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from steepen.errors import SteepenError
 from steepen.utils.files import file_lock
 
 ALIGNMENT = 16  # bytes: Triton compiles other code for pointers that are not a multiple of it
@@ -43,32 +43,35 @@ def compile_beforehand(device: torch.device, work: Callable[[], object]) -> None
     kernel_type, active = cast("Any", JITFunction), cast("Any", driver.active)
     # Once, not in every thread: the driver, and the key of the cache, a checksum of 0.5 GB (0.4 to 0.8 s on a
     # busy core).
-    active.get_current_device()
+    cache = Path(knobs.cache.dir)
+    with made_once(cache / "steepen-driver.lock"):
+        active.get_current_device()
     with contextlib.suppress(ImportError):
         from triton.runtime.cache import triton_key
 
         triton_key()
     with (
-        one_process_first(Path(knobs.cache.dir) / "steepen.lock"),
         torch.cuda.device(device),
         ThreadPoolExecutor(threads, initializer=torch.cuda.set_device, initargs=(device,)) as pool,
-        _launches(kernel_type, pool, functools.partial(_stand_in, MockTensor)),
+        _launches(kernel_type, pool, functools.partial(_stand_in, MockTensor), cache),
     ):
         work()
 
 
 @contextlib.contextmanager
-def _launches(kernel_type: Any, pool: ThreadPoolExecutor, stand_in: Callable[[Any], Any]) -> Generator[None]:
+def _launches(
+    kernel_type: Any, pool: ThreadPoolExecutor, stand_in: Callable[[Any], Any], cache: Path
+) -> Generator[None]:
     """Let a launch be a compilation in the pool; a second one that is alike does nothing."""
     launch = kernel_type.run
     begun: dict[str, Future[None]] = {}
-    by_signature: defaultdict[str, Lock] = defaultdict(Lock)
 
     def compile_one(kernel: Any, arguments: list[Any], options: dict[str, Any]) -> None:
         # A kernel that does not compile says so at its launch.
         with contextlib.suppress(Exception):
             compiled = launch(kernel, *arguments, grid=None, warmup=True, **options)
-            with by_signature[str(list(compiled.src.signature.values()))]:  # one launcher: see below
+            signature = hashlib.sha256(str(list(compiled.src.signature.values())).encode()).hexdigest()
+            with made_once(cache / f"steepen-{signature[:16]}.lock"):
                 compiled._init_handles()  # loads it into the GPU
 
     def run(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
@@ -87,10 +90,8 @@ def _launches(kernel_type: Any, pool: ThreadPoolExecutor, stand_in: Callable[[An
 
 
 @contextlib.contextmanager
-def one_process_first(lock: Path) -> Generator[None]:
-    """Let one process compile while those that start beside it wait; then all load what it compiled.
-
-    Kernels that the first did not need, as those of another arm, the others still compile at once.
+def made_once(lock: Path) -> Generator[None]:
+    """Let one thread of one process at a time make, or load, a library of Triton's cache.
 
     Until 3.6 Triton keeps a launcher in C for every signature of a kernel, and whoever compiles one again
     replaces its file. If another thread or process loads the file just then, Python, which knows a library
@@ -99,9 +100,8 @@ def one_process_first(lock: Path) -> Generator[None]:
     among 14 runs that started at once with an empty cache.
     """
     with contextlib.ExitStack() as held:
-        with contextlib.suppress(OSError):  # a cache that cannot be written
-            if held.enter_context(file_lock(lock)) is not None:
-                held.enter_context(file_lock(lock, shared=True, wait=True, poll_seconds=0.1))
+        with contextlib.suppress(OSError, SteepenError):  # a cache that cannot be written, a link
+            held.enter_context(file_lock(lock, wait=True, poll_seconds=0.02))
         yield
 
 
