@@ -107,7 +107,7 @@ def train_timed(file: Path, words: list[str]) -> None:
 
 
 def import_seconds() -> float:
-    """Seconds from the start of a process to the end of its import of torch: no run takes less."""
+    """Seconds from the start of a process to the end of its import of torch."""
     began = time.time()
     program = "import os, torch; os._exit(0)"
     subprocess.run([sys.executable, "-c", program], check=True)

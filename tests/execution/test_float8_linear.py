@@ -147,7 +147,7 @@ def test_only_the_head_is_marked_as_head() -> None:
 
 @pytest.mark.parametrize("rows", [96, 75])
 def test_head_wgrad_is_quantized(rows: int) -> None:
-    """In the loss, from a transpose of the logits' gradient that is made chunk by chunk."""
+    """In the loss, from a transpose of the logits' gradient."""
     generator = torch.Generator().manual_seed(0)
     parameter = torch.nn.Parameter(torch.randn(64, 128, generator=generator))
     x, d = torch.randn(rows, 128, generator=generator), torch.randn(rows, 64, generator=generator)
