@@ -367,6 +367,15 @@ def test_claims_without_runs_are_not_run_and_noise_leaves_them_undecided(claims:
     assert found["the boundary operator raises the exponent: operator-1 over vanilla: grows"] == "undecided"
 
 
+def test_no_difference_within_which_the_authors_result_lies_is_undecided(claims: ModuleType) -> None:
+    title = "random recurrence: random-loop-grow over loop-grow: worse"  # the authors': 0.96
+    arms = {"vanilla": (1.0, 1.0), "loop-grow": (1.6, 1.2), "random-loop-grow": (1.6, 1.2)}
+    for noise, verdict in ((0.005, "undecided"), (0.0005, "differs")):
+        rows = ladder_rows(arms, noise)
+        found = {one.claim: one for one in claims.judge_claims(rows)}[title]
+        assert "no difference" in found.ours and found.verdict == verdict, found.ours
+
+
 def test_registered_forecasts_are_judged_by_their_intervals(claims: ModuleType) -> None:
     made = RegisteredForecast(
         "vanilla",
