@@ -15,7 +15,15 @@ import steepen
 from steepen.errors import UsageError
 from steepen.laws.ladder import Ladder, make_ladder
 from steepen.laws.looks import Looks, needed_information
-from steepen.laws.next_runs import Forecast, Offer, Suspect, choose_next, open_arm, table_offers
+from steepen.laws.next_runs import (
+    Forecast,
+    Offer,
+    Suspect,
+    choose_next,
+    open_arm,
+    settling_chance,
+    table_offers,
+)
 from steepen.laws.stopping import Stopping, StoppingRule
 from steepen.requests.app import main
 
@@ -85,6 +93,37 @@ def test_predicted_information_is_what_the_runs_then_bring() -> None:
     assert float(path[-1].information[0]) == pytest.approx(then.information, rel=0.5)
     gains = np.diff([now.information, *(float(step.information[0]) for step in path)])
     assert (gains >= 0).all()
+
+
+def test_by_what_a_gain_grows_is_told_by_what_the_runs_then_bring() -> None:
+    """The forecast of doubling all seeds and four rungs above, against the fit of a table that has them."""
+    high = np.concatenate([FLOPS, FLOPS[-1] * 3.0 ** np.arange(1, 5)])
+    before, after = judge_of(rows(0.02, seeds=2, seed=4)), judge_of(rows(0.02, seeds=4, seed=4, flops=high))
+    now, then = (open_arm(judge, "arm-0", "by-what") for judge in (before, after))
+    assert now is not None and then is not None
+    offers = [Offer(arm, float(c), 1.0, 4 if c > FLOPS[-1] else 2) for arm in ("base", "arm-0") for c in high]
+    path = Forecast(before, [now], offers).path()
+    reached = float(path[-1].information[0])
+    assert len(path) == 64 and reached == pytest.approx(then.information, rel=0.5)
+    assert reached > 4 * now.information
+    chances = [settling_chance(now, "by-what", one, 0.05) for one in (now.information, reached)]
+    assert 0.02 < chances[0] < chances[1] <= 1
+    slope = open_arm(before, "arm-0", "grows")
+    assert slope is not None and slope.information > 4 * now.information, "E and γ are hard to tell apart"
+
+
+def test_by_what_is_asked_of_gains_that_grow() -> None:
+    with pytest.raises(UsageError, match="none is shown to"):
+        steepen.next_runs(rows(0.0), reference="base", question="by-what")
+    found = steepen.next_runs(rows(0.01, arms=2), reference="base", question="by-what").found
+    assert {one.word for one in found.arms} <= {"exponent", "irreducible loss", "both", "either"}
+    open_ = steepen.next_runs(rows(0.01, seeds=1), reference="base", question="by-what")
+    assert open_.found.arms[0].word == "either" and open_.rows
+    assert open_.found.arms[0].chances[0] <= open_.found.arms[0].reachable < 0.95
+    sure = steepen.next_runs(
+        rows(0.03, noise=2e-4, flops=np.geomspace(1e16, 1e22, 13)), reference="base", question="by-what"
+    )
+    assert sure.found.arms[0].word == "exponent" and sure.advice == "settled"
 
 
 def test_the_ranking_prefers_cheap_runs_until_they_tell_little() -> None:

@@ -20,14 +20,13 @@ from scipy import special
 from steepen.laws.ladder import MERGE_TOLERANCE
 from steepen.laws.looks import needed_information
 from steepen.laws.model.laws import Laws
-from steepen.laws.model.table_fit import Contrast, Mixture
+from steepen.laws.model.table_fit import Contrast, Mixture, slope_contrast
 from steepen.laws.verdict.judge import TableJudge
 from steepen.laws.verdict.questions import Contrasts, contrasts
 from steepen.utils.arrays import Array
 
-Question = Literal["better", "grows"]
-QUESTIONS: tuple[Question, ...] = ("better", "grows")
-OPEN_WORDS = ("not resolved", "undecided")
+Question = Literal["better", "grows", "by-what"]
+OPEN_WORDS = ("not resolved", "undecided", "either")
 MAX_SEEDS = 5  # of a rung that are offered
 RUNGS_ABOVE = 2  # that are offered above a ladder
 WIDEST_GAP = 1.3  # rungs closer than this factor have none offered between them
@@ -36,11 +35,11 @@ WITHIN_DRIFT = 0.05  # the same, of scatter that is correlated along the ladder
 MAX_STEPS = 80  # runs that are looked ahead
 # What is believed of an effect before any run: multipliers beyond 1.5, or that grow by more than 1.3 per
 # decade, are rare. Without it a table that says little would promise that a few runs say much.
-PRIOR_FACTOR: dict[Question, float] = {"better": 1.5, "grows": 1.3}
+PRIOR_FACTOR: dict[Question, float] = {"better": 1.5, "grows": 1.3, "by-what": 1.3}
 
 
 def effect_size(question: Question, factor: float, gamma: float) -> float:
-    """A compute multiplier (better), or its growth per decade (grows), in units of the contrast."""
+    """A compute multiplier (better), or its growth per decade, in units of the contrast."""
     return math.log(factor) if question == "better" else abs(gamma) * math.log(factor) / math.log(10)
 
 
@@ -98,13 +97,18 @@ def table_offers(
 
 @dataclass(frozen=True)
 class OpenArm:
-    """An arm whose question is open: where its contrast stands."""
+    """An arm whose question is open: where its contrast stands.
+
+    `free`, for *by what*, is Δγ estimated with an E of the arm's own. It is `contrast` if the gain grows by
+    the exponent alone and 0 if by E alone, so its information tells the two apart.
+    """
 
     arm: str
     contrast: Contrast
     mixture: Mixture
     gamma: float
     equivalence: float  # largest contrast of no difference, or of a constant gain
+    free: Mixture | None = None
 
     @property
     def estimate(self) -> float:
@@ -118,7 +122,7 @@ class OpenArm:
 
     def information_at(self, confidence: float, z: float) -> float:
         """That of a normal test with the same interval, which is `z` standard errors to each side."""
-        low, high = self.mixture.interval(confidence)
+        low, high = (self.free or self.mixture).interval(confidence)
         return (2 * z / max(float(high[0] - low[0]), 1e-300)) ** 2
 
 
@@ -130,6 +134,9 @@ def open_arm(judge: TableJudge, arm: str, question: Question) -> OpenArm | None:
         return None
     found: Contrasts = contrasts(judge.fit, pair, *span)
     gamma = float(found.gamma[0])
+    if question == "by-what":
+        slope = slope_contrast(judge.fit.laws, pair)
+        return OpenArm(arm, slope, judge.fit.mixture(slope), gamma, 0.0, judge.fit.causes(pair)[0])
     if question == "better":
         return OpenArm(arm, found.gain_of, found.gain, gamma, math.log1p(judge.rule.equivalence))
     return OpenArm(arm, found.slope_of, found.slope, gamma, judge.rule.margin * abs(gamma))
@@ -250,12 +257,19 @@ class Forecast:
         return found
 
     def _columns(self, laws: Laws) -> Array:
-        """Derivatives of the losses by the arms' parameters and a shared E, a row for each run and offer."""
+        """Derivatives of the losses by the arms' parameters and a shared E, a row for each run and offer.
+
+        Before that one, arms that have an E of their own have a column for what theirs is above it.
+        """
         log_a, gamma = laws.log_a[0][self.arm], laws.gamma[0][self.arm]
         reducible = np.exp(np.clip(log_a - gamma * self.x, -60, 60))
         ones = np.ones(len(self.x))
         per_arm = [reducible, -self.x * reducible, *([ones] if laws.own_e else [])]
-        found = np.zeros((len(self.x), len(self.judge.names) * len(per_arm) + 1))
+        size = len(self.judge.names) * len(per_arm)
+        free = [] if laws.own_e else [self.judge.names.index(one.arm) for one in self.arms if one.free]
+        found = np.zeros((len(self.x), size + len(free) + 1))
+        for k, arm in enumerate(free):
+            found[self.arm == arm, size + k] = 1.0
         for k, column in enumerate(per_arm):
             found[np.arange(len(self.x)), self.arm * len(per_arm) + k] = column
         held = laws.own_e or bool(self.judge.fit.e_at_bound.any())
@@ -348,8 +362,13 @@ class Step:
 def settling_chance(arm: OpenArm, question: Question, information: float, level: float) -> float:
     """The chance that a test at `level` has an answer once the contrast has this information.
 
-    The effect is as the table says, given the prior of `PRIOR_FACTOR`.
+    The effect is as the table says, given the prior of `PRIOR_FACTOR`. By what a gain grows is answered where
+    one of two hypotheses is rejected that are as far apart as the growth is large.
     """
+    if arm.free is not None:
+        own = replace(arm, free=None).information
+        growth = own * arm.estimate / (own + effect_size(question, PRIOR_FACTOR[question], arm.gamma) ** -2)
+        return float(special.ndtr(abs(growth) * math.sqrt(information) - special.ndtri(1 - level / 2)))
     known = arm.information
     more = max(information - known, 0.0)
     total = known + more
@@ -508,7 +527,7 @@ def choose_next(
 
 
 def _p(arm: OpenArm) -> float:
-    return float(arm.mixture.p_value()[0])
+    return float((arm.free or arm.mixture).p_value()[0])
 
 
 def _outlook(

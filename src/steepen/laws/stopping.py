@@ -21,7 +21,7 @@ from steepen.laws.distributions import Interval
 from steepen.laws.fits.compute_law import AnalysisRequest
 from steepen.laws.ladder import MERGE_TOLERANCE, Ladder, check_ladders
 from steepen.laws.looks import Looks, conditional_power, needed_information
-from steepen.laws.next_runs import QUESTIONS, Forecast, Offer, OpenArm, Question, Step, effect_size, open_arm
+from steepen.laws.next_runs import Forecast, Offer, OpenArm, Question, Step, effect_size, open_arm
 from steepen.laws.verdict.evidence import Verdict
 from steepen.laws.verdict.judge import TableJudge, fit_ladders
 from steepen.utils.arrays import Array
@@ -64,8 +64,8 @@ class StoppingRule:
     futility: float = 0.15
 
     def __post_init__(self) -> None:
-        if self.question not in QUESTIONS:
-            raise UsageError(f"question is {self.question!r}; choose {' or '.join(QUESTIONS)}.")
+        if self.question not in WORDS:
+            raise UsageError(f"question is {self.question!r}; choose {' or '.join(WORDS)}.")
         if not 1 < self.effect <= 100:
             raise UsageError(f"effect is {self.effect}; give a factor above 1, such as 1.1.")
         if not self.budget > 0:

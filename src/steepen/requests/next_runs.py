@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from steepen.tables.table import Table
 
 COST = HelpPanel("Cost")
-QUESTIONS = {"better": "Is the arm better in the common range?", "grows": "Does the gain grow with compute?"}
+QUESTIONS = {
+    "better": "Is the arm better in the common range?",
+    "grows": "Does the gain grow with compute?",
+    "by-what": "Does it grow by a larger exponent, or by a lower irreducible loss?",
+}
 WORDS = {
     "sweep": "re-sweep rate", "finish": "end its decay", "rung": "new rung", "seed": "another seed"
 }  # fmt: skip
@@ -132,8 +136,10 @@ class Next(ReadsTable, Request[NextResult]):
 
     reference: str | None = option("Arm that the others are judged against.")
     arm: tuple[str, ...] = option("Only this arm. Repeatable. Default: all.", ())
-    question: Literal["grows", "better"] = option(
-        "Does the gain grow with compute (grows), or is the arm better in the common range (better).", "grows"
+    question: Literal["grows", "better", "by-what"] = option(
+        "Does the gain grow with compute (grows); if so, by a larger exponent or a lower irreducible loss "
+        "(by-what); is the arm better in the common range (better).",
+        "grows",
     )
     level: Level = option("Family-wise significance level of the question.", 0.05)
     noise: Noise | None = option("Known standard deviation of a run's loss; default: from repeated seeds.")
@@ -177,11 +183,17 @@ class Next(ReadsTable, Request[NextResult]):
                 replace(offer, cost=price(offer.flops))
                 for offer in table_offers(judge, arms, self.highest or math.inf, _depths(table))
             ]
-            which = 0 if self.question == "better" else 1
+            which = ("better", "grows", "by-what").index(self.question)
+            answers = {arm: every[arm].answers(every[arm].levels)[which] for arm in arms}
+            words = {arm: word for arm, word in answers.items() if word is not None}
+            if not words:
+                raise UsageError(
+                    "by what a gain grows is asked of arms whose gain grows, and none is shown to: ask the "
+                    "`question` grows first."
+                )
             found = choose_next(
-                judge, self.question, offers, unit=unit,
-                words={arm: every[arm].answers(every[arm].levels)[:2][which] for arm in arms},
-                levels={arm: every[arm].levels[which] for arm in arms},
+                judge, self.question, offers, unit=unit, words=words,
+                levels={arm: every[arm].levels[which] for arm in words},
                 budget=float("inf") if self.budget is None else self.budget,
                 suspects=_suspects(table, runs, [settings.reference, *arms], price),
             )  # fmt: skip
