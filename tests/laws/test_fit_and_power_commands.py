@@ -481,6 +481,10 @@ def test_power_of_a_table_lists_the_further_runs(tmp_path: Path, capsys: pytest.
     further = found.further
     assert further.question == "better" and further.path and further.path[-1].paid > 0
     assert {step.offer.arm for step in further.path} == {"base", "mine"}
+    part: Any = steepen.power(
+        table=tmp_path / "runs.csv", reference="base", where=("flops < 2e19",), draws=200
+    )
+    assert part.power.plan.rungs == 4
     words = ["power", "--from", str(tmp_path / "runs.csv"), "--reference", "base", "--draws", "200"]
     assert main(words) == 0
     printed = " ".join(capsys.readouterr().out.split())

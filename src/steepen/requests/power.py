@@ -212,6 +212,7 @@ class Power(Request[PowerResult]):
         metavar="<path>",
         python="Also a frame, a dict of columns or a list of dicts.",
     )
+    where: tuple[str, ...] = TABLE("Use only these rows of it, as `steepen fit` does. Repeatable.", ())
     reference: str | None = TABLE("Arm of the table to compare with.")
     arm: str | None = TABLE("Arm of the table to plan for. Default: that of a table with two.")
     rungs: int = LADDER("Rungs of each ladder.", 8, Range(3, 1_000))
@@ -272,7 +273,7 @@ class Power(Request[PowerResult]):
         from steepen.laws.next_runs import runs_for_power
         from steepen.requests.fit import Fit
 
-        found = Fit(self.table, reference=self.reference, method="joint", draws=100).run()
+        found = Fit(self.table, where=self.where, reference=self.reference, method="joint", draws=100).run()
         assert isinstance(found, ComputeResult)
         arm = self.arm or next(iter(found.verdicts), "")
         if not arm or (self.arm is None and len(found.verdicts) > 1):
