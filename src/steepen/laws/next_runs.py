@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from scipy import special
@@ -26,6 +26,7 @@ from steepen.laws.verdict.questions import Contrasts, contrasts
 from steepen.utils.arrays import Array
 
 Question = Literal["better", "grows", "by-what"]
+QUESTIONS: tuple[Question, ...] = get_args(Question)  # in the order of a verdict's answers
 OPEN_WORDS = ("not resolved", "undecided", "either")
 MAX_SEEDS = 5  # of a rung that are offered
 RUNGS_ABOVE = 2  # that are offered above a ladder

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from steepen.tables.table import Table
 
 COST = HelpPanel("Cost")
-QUESTIONS = {
+TITLES = {
     "better": "Is the arm better in the common range?",
     "grows": "Does the gain grow with compute?",
     "by-what": "Does it grow by a larger exponent, or by a lower irreducible loss?",
@@ -75,7 +75,7 @@ class NextResult(Result):
 
     def headline(self) -> str:
         """The advice in one line."""
-        return f"{QUESTIONS[self.found.question]} {self.advice}"
+        return f"{TITLES[self.found.question]} {self.advice}"
 
     def to_dict(self) -> dict[str, Any]:
         """The advice, the outlooks, the ranking and the path."""
@@ -86,7 +86,7 @@ class NextResult(Result):
         from steepen.laws.next_runs import HOPELESS
 
         found, unit = self.found, self.found.unit
-        yield Paragraph(f" {QUESTIONS[found.question]}", f"{self.advice}:", STYLES[self.advice])
+        yield Paragraph(f" {TITLES[found.question]}", f"{self.advice}:", STYLES[self.advice])
         columns = [
             Column("arm", value=lambda one: one.arm),
             Column("now", value=lambda one: one.word),
@@ -158,7 +158,7 @@ class Next(ReadsTable, Request[NextResult]):
         from steepen.laws.analysis import choose_reference, collect_warnings
         from steepen.laws.fits.compute_law import AnalysisRequest
         from steepen.laws.ladder import check_ladders, read_ladders
-        from steepen.laws.next_runs import choose_next, table_offers
+        from steepen.laws.next_runs import QUESTIONS, choose_next, table_offers
         from steepen.laws.verdict.judge import fit_ladders
 
         request, runs = self._own_runs()
@@ -183,7 +183,7 @@ class Next(ReadsTable, Request[NextResult]):
                 replace(offer, cost=price(offer.flops))
                 for offer in table_offers(judge, arms, self.highest or math.inf, _depths(table))
             ]
-            which = ("better", "grows", "by-what").index(self.question)
+            which = QUESTIONS.index(self.question)
             answers = {arm: every[arm].answers(every[arm].levels)[which] for arm in arms}
             words = {arm: word for arm, word in answers.items() if word is not None}
             if not words:
