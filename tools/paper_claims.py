@@ -91,7 +91,7 @@ class Gain:
             return Judged(title, self.figure, self._said(theirs), "too few rungs", NOT_RUN)
         word = found[self._question]
         open_ = word in ("undecided", "not resolved")
-        if word == "no difference" and theirs is not None:  # of 5%, which the authors' may be smaller than
+        if word == "no difference" and theirs is not None:  # within 5%: is the authors' effect as small?
             open_ = found["multiplier_low"] <= theirs["multiplier"] <= found["multiplier_high"]
         verdict = "undecided" if open_ else "agrees" if word == self.word else "differs"
         return Judged(title, self.figure, self._said(theirs), self._said(found), verdict)

@@ -412,7 +412,7 @@ class _Loss(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         targets: Tensor,
-        head: Any,  # a linear layer that takes what its kernels make
+        head: Any,  # FusedLinear, or Float8Linear, whose wgrad takes fp8 operands
         loss_weight: float,
         fused: FusedNetwork,
     ) -> Tensor:

@@ -363,8 +363,8 @@ class Step:
 def settling_chance(arm: OpenArm, question: Question, information: float, level: float) -> float:
     """The chance that a test at `level` has an answer once the contrast has this information.
 
-    The effect is as the table says, given the prior of `PRIOR_FACTOR`. By what a gain grows is answered where
-    one of two hypotheses is rejected that are as far apart as the growth is large.
+    The effect is as the table says, given the prior of `PRIOR_FACTOR`. *By what* is answered once the
+    exponent alone, or E alone, is rejected: they differ in Δγ by the growth, so that is what has to be found.
     """
     if arm.free is not None:
         own = replace(arm, free=None).information
