@@ -13,7 +13,7 @@ from steepen.model.arm import Arm
 from steepen.model.arms import family_arm, find_arm
 from steepen.recipe.recipe import PlannedRun
 from steepen.recipe.recipe_choice import RecipeFile
-from steepen.runs.spec import expected_flops, override
+from steepen.runs.spec import DataConfig, expected_flops, override
 from steepen.studies.answer import Answer, Study, Table, Work
 from steepen.studies.cells import Cell, Cells, Plan, measure, run_concurrently
 from steepen.studies.context import StudyContext
@@ -125,6 +125,12 @@ def _ladder(
             yield arm, depth, context.recipe(arm).at(arm, depth, context.size_rule)
 
 
+def _shortened(context: StudyContext, run: PlannedRun) -> PlannedRun:
+    """The run, or as many of its steps as the data has once."""
+    sizes = context.data.train_tokens, context.preset.context, run.batch_tokens
+    return replace(run, steps=min(run.steps, DataConfig(context.data.identity).steps_per_epoch(*sizes)))
+
+
 def _by_rung(cells: Cells) -> dict[tuple[str, int], list[Cell]]:
     found: dict[tuple[str, int], list[Cell]] = {}
     for cell in cells:
@@ -224,16 +230,13 @@ def recheck(
     arms: Sequence[str] = (),
     rungs: Sequence[int] = (),
     seeds: Sequence[int] = (0,),
-    wide: bool = False,
+    powers: str = "-1,0,1",
 ) -> Study:
-    """Is the recipe's rate the best at these rungs? Ladder runs at 1/√2, 1 and √2 times it.
-
-    `wide` tries ½ and 2 times it too.
-    """
-    powers = (-2, -1, 0, 1, 2) if wide else (-1, 0, 1)
+    """Is the recipe's rate the best at these rungs? Ladder runs at `powers` of √2 times it."""
     plans: list[Plan] = []
+    tried = [int(power) for power in powers.split(",")]
     for arm, depth, run in _ladder(context, arms, rungs or context.preset.rungs[-1:]):
-        for power in powers:
+        for power in tried:
             rate = _rate(context, arm, depth, power)
             changed = replace(run, hyperparameters=replace(run.hyperparameters, learning_rate=rate))
             varied = {"arm": arm.name, "depth": depth, "rate": rate, "power": power}
@@ -244,11 +247,11 @@ def recheck(
         found: Losses = {}
         for cell in own:
             found.setdefault(cell["power"], []).append(cell.loss)
-        losses = [_mean(found[power]) for power in powers]
-        rate = next(cell["rate"] for cell in own if cell["power"] == 0)
+        losses = [_mean(found[power]) for power in tried]
+        rate = own[0]["rate"] * 2 ** (-own[0]["power"] / 2)
         rows.append((name, depth, rate, *losses, 2 ** (_optimum(found) / 2)))
-    named = ["loss at ½", "loss at 1/√2", "loss", "loss at √2", "loss at 2"]
-    header = ("arm", "depth", "rate", *(named[2 + power] for power in powers), "optimum ÷ rate")
+    losses_at = (f"loss at {2 ** (power / 2):.3g}" for power in tried)
+    header = ("arm", "depth", "rate", *losses_at, "optimum ÷ rate")
     return Answer(
         study="recheck",
         question="Does the learning-rate rule hold at the top rungs?",
@@ -307,16 +310,19 @@ def noise(
     rungs: Sequence[int] = (),
     seeds: Sequence[int] = (0, 1),
     cells: str = "",
+    shorten: bool = False,
 ) -> Study:
     """Ladder runs of several seeds, the largest first.
 
     `cells` are single ones, ARM:DEPTH with commas, instead of every arm at every rung: what is published
-    already need not be trained again to add a rung to it.
+    already need not be trained again to add a rung to it. With `shorten` a run that needs more tokens than
+    there are gets all there are, once.
     """
     plans: list[Plan] = []
     single = [cell.rpartition(":") for cell in cells.split(",") if cell]
     chosen = [run for name, _, depth in single for run in _ladder(context, (name,), (int(depth),))]
-    for arm, depth, run in chosen or _ladder(context, arms, rungs):
+    for arm, depth, planned in chosen or _ladder(context, arms, rungs):
+        run = _shortened(context, planned) if shorten else planned
         plans += [(context.spec(run, seed=seed), {"arm": arm.name, "depth": depth}) for seed in seeds]
     found = yield from measure(context, plans)
     rows: list[tuple[Any, ...]] = []

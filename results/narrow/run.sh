@@ -17,6 +17,7 @@ eight=$fixed,deep-vanilla-grow,loop-grow,untied-grow
 axes=untied-2+passes=2-4-6@0.5-0.75,vanilla+blocks=1-all@0.3,vanilla+context=0.25-1@0.5,vanilla+experts=1-8@0.5
 width=vanilla+width=0.5-1@0.4 # even depths: half the width needs an even number of heads
 half=mini+base_tokens=12582912 # 1.5 to 4 tokens per parameter from d8 to d5; the paper's 1B tokens are 0.7 to 8
+wide=--powers=-2,-1,0,1,2
 ladders="'ladder', 'ladder-seeds', 'ladder-seeds-top', 'ladder-vanilla', 'ladder-more-seeds'"
 study() { # name, then the words of `steepen study`; PRESET is mini unless it is set
     name=$1
@@ -24,6 +25,10 @@ study() { # name, then the words of `steepen study`; PRESET is mini unless it is
     # shellcheck disable=SC2086
     steepen study "$@" --name "$name" --preset "${PRESET:-mini}" ${data:+--data "$data"} --runs "$work/runs" \
         --studies "$work/studies" ${OPTIONS:-}
+}
+shape() { # name, two lower depths, top depth: three rates at each, of two seeds at the lower ones
+    study "$1" replication:recheck --arms vanilla --rungs "$2" --seeds 0,1
+    study "$1-top" replication:recheck --arms vanilla --rungs "$3"
 }
 step() {
     case $1 in
@@ -47,24 +52,28 @@ step() {
         nine=untied-grow:9,deep-vanilla-grow:9,untied-2:9,deep-vanilla:9,loop-grow:9,loop-2:9,operator-1:9,vanilla:9
         study ladder-top replication:noise --cells "vanilla:10,$nine" --seeds 0
         ;;
-    top-10) # without untied-grow, which would need more tokens than there are
-        ten=untied-2:10,deep-vanilla:10,deep-vanilla-grow:10,loop-grow:10,loop-2:10,operator-1:10
-        study ladder-top-10 replication:noise --cells "$ten" --seeds 0
+    top-10) # untied-grow with all tokens that there are, 6% fewer than its recipe has
+        ten=untied-grow:10,untied-2:10,deep-vanilla:10,deep-vanilla-grow:10,loop-grow:10,loop-2:10,operator-1:10
+        study ladder-top-10 replication:noise --cells "$ten" --seeds 0 --shorten
         ;;
+    top-seeds) study ladder-top-seeds replication:noise --cells vanilla:10,vanilla:9,untied-grow:9,operator-1:9 --seeds 1 ;;
     recheck-low)
-        study recheck-low replication:recheck --arms operator-1,untied-2 --rungs 4,5 --seeds 0,1 --wide
-        study recheck-low-6 replication:recheck --arms operator-1,untied-2 --rungs 6 --wide
-        study recheck-low-fixed replication:recheck --arms deep-vanilla,loop-2 --rungs 4,5 --wide
+        study recheck-low replication:recheck --arms operator-1,untied-2 --rungs 4,5 --seeds 0,1 $wide
+        study recheck-low-6 replication:recheck --arms operator-1,untied-2 --rungs 6 $wide
+        study recheck-low-fixed replication:recheck --arms deep-vanilla,loop-2 --rungs 4,5 $wide
         ;;
-    recheck-vanilla) study recheck-vanilla replication:recheck --arms vanilla --rungs 4-8 --wide ;;
+    recheck-vanilla) study recheck-vanilla replication:recheck --arms vanilla --rungs 4-8 $wide ;;
     recheck) study recheck replication:recheck --arms vanilla,operator-1,untied-2 --rungs 8 ;; # do the rates hold?
+    recheck-12) study recheck-12 replication:recheck --arms vanilla --rungs 12 --powers=-1 ;;
+    recheck-top) study recheck-top replication:recheck --arms vanilla --rungs 9,10 --seeds 1 ;;
     register) # before `forecast` is trained; then commit forecasts.jsonl
-        # What was fitted has at most a fifth of the FLOPs; d4 lies above the law of the other rungs (docs/log.md).
-        for target in vanilla:1.84e16 operator-1:1.41e16; do
-            ! grep -qs "\"arm\": \"${target%:*}\"" "$here/forecasts.jsonl" || continue
+        # Fitted to rungs below the last number, a fifth of the FLOPs at most; d4 lies above their law (docs/log.md).
+        for target in vanilla:1.84e16:2.35e15 operator-1:1.41e16:2.35e15 untied-grow:1.89e16:3.78e15; do
+            IFS=: read -r arm flops below <<<"$target"
+            ! grep -qs "\"arm\": \"$arm\"" "$here/forecasts.jsonl" || continue
             steepen fit "$here/runs.csv" --reference vanilla --where "study in ($ladders)" --where 'depth > 4' \
-                --where 'flops < 2.35e15' --budget "${target#*:}" --register "$work/all-arms.jsonl"
-            grep "\"arm\": \"${target%:*}\"" "$work/all-arms.jsonl" >>"$here/forecasts.jsonl"
+                --where "flops < $below" --budget "$flops" --register "$work/all-arms.jsonl"
+            grep "\"arm\": \"$arm\"" "$work/all-arms.jsonl" >>"$here/forecasts.jsonl"
             rm "$work/all-arms.jsonl"
         done
         ;;
@@ -79,16 +88,22 @@ step() {
     fp8) PRESET=mini+precision=fp8 study fp8 replication:noise --arms vanilla --rungs 5,6,8 --seeds 0,1 ;;
     shape) # Vanilla with other batches and widths, at depths of about the same FLOPs (docs/log.md)
         for batch in 4096 16384; do
-            PRESET=mini+batch_tokens=$batch study "shape-batch-$batch" replication:recheck --arms vanilla --rungs 4,5 --seeds 0,1
+            PRESET=mini+batch_tokens=$batch shape "shape-batch-$batch" 4,5 6
         done
-        PRESET=mini+aspect=16+head_dim=16 study shape-aspect-16 replication:recheck --arms vanilla --rungs 6-8 --seeds 0,1
-        PRESET=mini+aspect=64+head_dim=64 study shape-aspect-64 replication:recheck --arms vanilla --rungs 3,4 --seeds 0,1
+        PRESET=mini+aspect=16+head_dim=16 shape shape-aspect-16 6,7 8
+        PRESET=mini+aspect=64+head_dim=64 shape shape-aspect-64 2,3 4
+        ;;
+    vocabulary) # the same text with half and twice the tokenizer's entries, prepared as DATA-2048 and DATA-8192
+        for size in 2048 8192; do
+            PRESET=mini+tokenizer=bpe:$size data=${data:+$data-$size} shape "shape-vocabulary-$size" 4,5 6
+        done
         ;;
     transfer) study transfer replication:transferred --arms operator-1 --rungs 4-8 --seeds 0 ;;
     adamw) study adamw replication:adamw --arms vanilla --rungs 4,5,6 ;;
     coda) study ablations-coda replication:noise --arms loop-2-no-coda-injection --rungs 4-8 --seeds 0 ;;
     core) study ablations-core replication:noise --arms loop-2-nci-2-c-3 --rungs 6,7,9 --seeds 0 ;;
-    random) study ablations-random replication:noise --arms random-loop-grow --rungs 4-8 --seeds 0 ;;
+    random) study ablations-random replication:noise --arms random-loop-grow --rungs 5-8 --seeds 0 ;;
+    random-4) study ablations-random-4 replication:noise --arms random-loop-grow --rungs 4 --seeds 0 ;;
     width) study ablations-width replication:noise --arms width-only-vanilla,width-only-operator-1 --rungs 3-7 --seeds 0 ;;
     passes) PRESET=$half study passes replication:tied_passes ;;
     target) PRESET=$half study growth-target growth-target ;;
@@ -113,8 +128,8 @@ for one in "${@:-}"; do
     if [ -n "$one" ]; then
         step "$one"
     else
-        for each in ladder seeds fp8 data passes transfer forecast top coda core random target adamw tpp timing recheck \
-            seeds-top depth top-10 width more-seeds shape axes; do
+        for each in ladder seeds fp8 data passes transfer forecast top coda core random random-4 target adamw tpp timing width \
+            top-10 seeds-top depth recheck-12 recheck-top more-seeds top-seeds shape vocabulary axes; do
             step "$each"
         done
     fi
