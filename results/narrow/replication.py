@@ -265,6 +265,43 @@ def recheck(
     )
 
 
+def around(
+    context: StudyContext,
+    *,
+    arms: Sequence[str] = (),
+    rungs: Sequence[int] = (6,),
+    seeds: Sequence[int] = (0,),
+    fractions: str = "0.5,1.75",
+) -> Study:
+    """Are tokens per parameter and ρ the best at a rung? Its FLOPs at the depths beside it, and at other ρ.
+
+    What they compare with is the ladder. `fractions` are multiples of a growing arm's ρ.
+    """
+    plans: list[Plan] = []
+    for arm, depth, run in _ladder(context, arms, rungs):
+        flops, recipe, rule = run.flops.total, context.recipe(arm), context.size_rule
+        runs = [recipe.at_budget(arm, depth + d, rule, flops=flops, rho=run.rho) for d in (-1, 1)]
+        for times in map(float, fractions.split(",") if run.rho else ()):
+            rho = (run.rho or 0) * times
+            runs.append(recipe.at_budget(arm, depth, rule, flops=flops, rho=rho))
+        for one in runs:
+            varied = {"arm": arm.name, "rung": depth, "depth": one.shape.depth, "rho": one.rho,
+                      "tokens_per_parameter": one.tokens / one.recipe_parameters}  # fmt: skip
+            plans += [(context.spec(one, seed=seed), varied) for seed in seeds]
+    cells = yield from measure(context, plans)
+    names = ("arm", "rung", "depth", "rho", "tokens_per_parameter")
+    rows = [(*(cell[name] for name in names), cell.loss) for cell in cells]
+    return Answer(
+        study="around",
+        question="Are tokens per parameter and the fraction after growth the best ones?",
+        section="Appendix A.3",
+        findings=tuple(f"{row[0]} d{row[2]}, ρ {row[3]}, {row[4]:.2f} tokens: {row[5]:.4f}" for row in rows),
+        values={"around": [list(row) for row in rows]},
+        tables=(Table("Around the recipe", (*names, "loss"), tuple(rows)),),
+        runs=tuple(cells.column("run")),
+    )
+
+
 def authors_storage(
     context: StudyContext,
     *,

@@ -109,16 +109,19 @@ step() {
     target) PRESET=$half study growth-target growth-target ;;
     timing) study growth-timing growth-timing --arms untied-grow ;;
     tpp) study tpp tpp --arms vanilla ;;
+    around) study around replication:around --arms "${eight#vanilla,}" ;; # tokens per parameter and ρ at d6
     axes) # growth along other axes
         study growth-axes replication:noise --arms "$axes" --rungs 4-8 --seeds 0
         study growth-axes-width replication:noise --arms "$width" --rungs 4,6,8,10 --seeds 0
         study growth-axes-seeds replication:noise --arms "$axes" --rungs 4-7 --seeds 1
         study growth-axes-width-seeds replication:noise --arms "$width" --rungs 4,6 --seeds 1
         ;;
-    depth) # KL effective depth of the finished runs at d8, a rung of all arms, four at a time
-        steepen runs --runs "$work/runs" --where depth=8 --where status=finished --json |
-            python3 -c 'import json, sys; print(*(row["run"] for row in json.load(sys.stdin)["runs"]), sep="\n")' |
-            xargs -P 4 -I{} steepen eval "$work/runs/{}" --data "$data" --kl-depth
+    depth) # KL effective depth of the finished runs at d8 and d10
+        for depth in 8 10; do
+            steepen runs --runs "$work/runs" --where depth=$depth --where status=finished --json |
+                python3 -c 'import json, sys; print(*(row["run"] for row in json.load(sys.stdin)["runs"]), sep="\n")' |
+                sed "s#^#$work/runs/#" | xargs -r steepen eval --data "$data" --kl-depth
+        done
         ;;
     data) PRESET=$half study data-constrained data-constrained --part grid ;;
     *) echo "run.sh: no step $1" >&2 && exit 2 ;;
@@ -128,7 +131,7 @@ for one in "${@:-}"; do
     if [ -n "$one" ]; then
         step "$one"
     else
-        for each in ladder seeds fp8 data passes transfer forecast top coda core random random-4 target adamw tpp timing width \
+        for each in ladder seeds fp8 data passes transfer forecast top coda core random random-4 target adamw tpp timing around width \
             top-10 seeds-top depth recheck-12 recheck-top more-seeds top-seeds shape vocabulary axes; do
             step "$each"
         done
