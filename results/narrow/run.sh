@@ -83,7 +83,7 @@ step() {
         ;;
     score) # adds what was measured to forecasts.jsonl
         steepen fit "$here/runs.csv" --reference vanilla --score "$here/forecasts.jsonl" \
-            --where "study in ($ladders, 'ladder-forecast')"
+            --where "study in ($ladders, 'ladder-forecast', 'ladder-top-10')"
         ;;
     fp8) PRESET=mini+precision=fp8 study fp8 replication:noise --arms vanilla --rungs 5,6,8 --seeds 0,1 ;;
     shape) # Vanilla with other batches and widths, at depths of about the same FLOPs (docs/log.md)
