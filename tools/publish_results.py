@@ -20,6 +20,7 @@ import io
 import re
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -211,12 +212,13 @@ def sweep_table(rows: Sequence[Row]) -> str:
     lines: list[list[str]] = []
     for (arm, depth), own in groups.items():
         varied = [name for name in own[0] if name not in ignored and len({row[name] for row in own}) > 1]
-        usual = {name: statistics.mode(row[name] for row in own) for name in varied}
+        common = {name: Counter(row[name] for row in own).most_common(1)[0] for name in varied}
+        usual = {name: value for name, (value, count) in common.items() if count > 1}
         cells: list[str] = []
         for row in sorted(own, key=lambda row: float(row["loss"])):
             rates_only = varied == ["learning_rate"]
             said = [
-                f"{name} {_short(row[name])}" for name in varied if rates_only or row[name] != usual[name]
+                f"{name} {_short(row[name])}" for name in varied if rates_only or row[name] != usual.get(name)
             ]
             cells.append(f"{float(row['loss']):.4f} ({', '.join(said) or 'the recipe'})")
         lines.append([arm, depth, "; ".join(cells)])

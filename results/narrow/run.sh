@@ -109,6 +109,11 @@ step() {
     target) PRESET=$half study growth-target growth-target ;;
     timing) study growth-timing growth-timing --arms untied-grow ;;
     tpp) study tpp tpp --arms vanilla ;;
+    tokens) # about the best tokens per parameter of d6 (docs/log.md)
+        for arm in vanilla:8.5 operator-1:8.5 untied-2:8.5 untied-grow:12; do
+            study "tokens-${arm%:*}" replication:noise --arms "${arm%:*}" --tpp "${arm#*:}" --rungs 5-8 --seeds 0
+        done
+        ;;
     around) study around replication:around --arms "${eight#vanilla,}" ;; # tokens per parameter and ρ at d6
     axes) # growth along other axes
         study growth-axes replication:noise --arms "$axes" --rungs 4-8 --seeds 0
@@ -132,7 +137,7 @@ for one in "${@:-}"; do
         step "$one"
     else
         for each in ladder seeds fp8 data passes transfer forecast top coda core random random-4 target adamw tpp timing around width \
-            top-10 seeds-top depth recheck-12 recheck-top more-seeds top-seeds shape vocabulary axes; do
+            top-10 seeds-top depth recheck-12 recheck-top more-seeds top-seeds tokens shape vocabulary axes; do
             step "$each"
         done
     fi
