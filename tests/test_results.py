@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from steepen.errors import UsageError
 from steepen.launch.base import Outcome
 from steepen.laws.registered_forecasts import RegisteredForecast, ScoredForecast
 from steepen.model.arms import find_arm
@@ -37,6 +38,7 @@ from steepen.utils.json_io import write_json
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 ARMS = ["vanilla", "operator-1"]
+VANILLA = find_arm("vanilla")
 RATE, EXPONENT, BASE = 0.04, -0.4, 6  # the planted best learning rate, at d6
 
 
@@ -160,6 +162,59 @@ def test_single_cells_are_trained_without_the_rest_of_the_ladder(place: Path) ->
         ("vanilla", 10),
         ("operator-1", 9),
     ]
+
+
+def test_a_run_is_shortened_to_the_tokens_there_are(
+    studies: ModuleType, context: StudyContext, tmp_path: Path
+) -> None:
+    few = replace(context, data=replace(context.data, train_tokens=50_000_000))
+    store = RunStore(tmp_path / "runs")
+    journal = Journal.open(tmp_path / "studies", "top", {"study": "top"}, store.root)
+    cells = studies.noise(few, cells="vanilla:9,vanilla:8", seeds=(0,), shorten=True)
+    drive(cells, store, Planted(few, store), journal=journal)
+    whole = {d: few.recipe(VANILLA).at(VANILLA, d, few.size_rule) for d in (8, 9)}
+    short, unchanged = runs_of(tmp_path, "top")
+    assert unchanged.steps == whole[8].steps and short.tokens < whole[9].tokens
+    assert 50_000_000 - 2 * short.batch_tokens < short.tokens * 513 / 512 <= 50_000_000
+    with pytest.raises(UsageError, match=r"needs .* tokens and the data has"):
+        next(studies.noise(few, cells="vanilla:9", seeds=(0,)))
+
+
+def test_runs_around_a_rung_spend_its_flops_otherwise(
+    studies: ModuleType, context: StudyContext, tmp_path: Path
+) -> None:
+    store = RunStore(tmp_path / "runs")
+    journal = Journal.open(tmp_path / "studies", "around", {"study": "around"}, store.root)
+    study = studies.around(context, arms=("loop-2", "untied-grow"))
+    drive(study, store, Planted(context, store), journal=journal)
+    specs = runs_of(tmp_path, "around")
+    found = [(one.arm.name, one.shape.depth, one.schedule.stages[-1].start) for one in specs]
+    grown = find_arm("untied-grow")
+    own = context.recipe(grown).at(grown, 6, context.size_rule)
+    assert own.rho is not None
+    assert found[:2] == [("loop-2", 5, 0), ("loop-2", 7, 0)]
+    assert [depth for _, depth, _ in found[2:]] == [5, 7, 6, 6]
+    starts = [1 - own.rho, 1 - own.rho, 1 - own.rho / 2, 1 - own.rho * 1.75]
+    assert [start for *_, start in found[2:]] == pytest.approx(starts)
+    for spec in specs:
+        arm = spec.arm
+        wanted = context.recipe(arm).at(arm, 6, context.size_rule).flops.total
+        assert expected_flops(spec) == pytest.approx(wanted, rel=1e-3)
+
+
+def test_rates_may_be_tried_on_one_side_only(
+    studies: ModuleType, context: StudyContext, tmp_path: Path
+) -> None:
+    store = RunStore(tmp_path / "runs")
+    journal = Journal.open(tmp_path / "studies", "one", {"study": "one"}, store.root)
+    drive(
+        studies.recheck(context, arms=("vanilla",), rungs=(8,), powers="-1"), store,
+        Planted(context, store), journal=journal,
+    )  # fmt: skip
+    [row] = answer(tmp_path, "one")["recheck"]
+    rate = context.recipe(VANILLA).learning_rate(VANILLA, 8, context.size_rule)
+    assert row[2] == pytest.approx(rate)  # the recipe's, though it was not trained
+    assert runs_of(tmp_path, "one")[0].hyperparameters.learning_rate == pytest.approx(rate / math.sqrt(2))
 
 
 def test_variants_differ_from_the_ladder_in_one_thing(place: Path) -> None:
