@@ -109,9 +109,9 @@ step() {
     target) PRESET=$half study growth-target growth-target ;;
     timing) study growth-timing growth-timing --arms untied-grow ;;
     tpp) study tpp tpp --arms vanilla ;;
-    tokens) # about the best tokens per parameter of d6 (docs/log.md)
+    tokens) # ladders with about the best tokens per parameter of d6 (docs/log.md)
         for arm in vanilla:8.5 operator-1:8.5 untied-2:8.5 untied-grow:12; do
-            study "tokens-${arm%:*}" replication:noise --arms "${arm%:*}" --tpp "${arm#*:}" --rungs 5-8 --seeds 0
+            study "tokens-${arm%:*}" replication:noise --arms "${arm%:*}" --tpp "${arm#*:}" --rungs 4-9 --seeds 0 --shorten
         done
         ;;
     around) study around replication:around --arms "${eight#vanilla,}" ;; # tokens per parameter and ρ at d6
