@@ -9,7 +9,7 @@ PRESET ?= tiny
 
 help:
 	@echo "make quickstart   install, train a small ladder of three arms, write quickstart/report.html"
-	@echo "                  (PRESET=mini on a GPU)"
+	@echo "                  (PRESET=mini on a GPU; DRY_RUN=1 GPU=h200: what it costs there)"
 	@echo "make test         install, then lint, type-check and run the tests (WORKERS=4: four processes)"
 	@echo "make test-gpu     the tests that use a GPU, with the Python that has torch there (PYTHON=python3)"
 	@echo "make docs         install, then build the documentation site in site/ (readable without a network)"
@@ -46,7 +46,7 @@ $(VENV)/.ready-dev: pyproject.toml constraints.txt requirements.txt requirements
 
 # A ladder of three arms on the built-in corpus and its page; the paper's verdicts and this ladder's own.
 quickstart: setup
-	$(BIN)/python tools/quickstart.py $(PRESET) $(if $(DRY_RUN),--dry-run)
+	$(BIN)/python tools/quickstart.py $(PRESET) $(if $(DRY_RUN),--dry-run) $(if $(GPU),--gpu $(GPU))
 
 # Types beside the tests: they keep one core busy for half a minute.
 test: setup-dev lint

@@ -1,10 +1,12 @@
 """`make quickstart`: train a small ladder, then judge the paper's ladders and this one, and write its page.
 
-An interrupted ladder is resumed; a finished one is only judged again. With --dry-run: what it would cost.
+An interrupted ladder is resumed; a finished one is only judged again. With --dry-run: what it would cost
+here, or with --gpu on another machine.
 """
 
 from __future__ import annotations
 
+import argparse
 import signal
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -20,11 +22,11 @@ from steepen.utils.formatting import wrap_to_terminal
 OUT = Path("quickstart")
 
 
-def main(preset: str, dry_run: bool = False) -> int:
+def main(preset: str, dry_run: bool, gpu: str | None) -> int:
     """Print the paper's verdicts, the ladder's own, and what such a ladder can and cannot show."""
     places: dict[str, Any] = {"runs": OUT / "runs", "studies": OUT / "studies", "name": f"{preset}-ladder"}
     if dry_run:
-        print(steepen.ladder(preset=preset, dry_run=True, **places))
+        steepen.ladder(preset=preset, dry_run=True, gpu=gpu, **places).print()
         return 0
     study = steepen.ladder(preset=preset, **places)
     ignore = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is answered here, not by a second traceback
@@ -48,8 +50,8 @@ def main(preset: str, dry_run: bool = False) -> int:
     e, (least, most) = next((law["e"], law["intervals"]["e"]["unconditional"]) for law in laws)
     widths = [high - low for low, high in (one.delta_gamma_interval for one in study.verdicts.values())]
     say(
-        f"\nThe losses are off their laws by at most {off:.2g} (residual SD; E = {e:.2g}, 90% {least:.2g} to "
-        f"{most:.2g}). The ladder shows that these arms train and are measured here as they would be at "
+        f"\nThe residual SD of the losses about their laws is at most {off:.2g} (E = {e:.2g}, 90% "
+        f"{least:.2g} to {most:.2g}). The ladder shows that these arms train and are measured here as they would be at "
         f"scale. It cannot show exponents that differ as little as the paper's do ({largest.arm}: Δγ = "
         f"{largest.delta_gamma:+.4f}): its intervals are {min(widths):.2g} wide. "
         f"`steepen power --delta-gamma {abs(largest.delta_gamma):.2g}` says how large a ladder must be."
@@ -64,9 +66,13 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("preset", nargs="?", default="tiny")
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--gpu", help="with --dry-run: h100, h200 …")
+    given = parser.parse_args()
     try:
-        words = [word for word in sys.argv[1:] if word != "--dry-run"]
-        raise SystemExit(main(words[0] if words else "tiny", dry_run=len(words) < len(sys.argv) - 1))
+        raise SystemExit(main(given.preset, given.dry_run, given.gpu))
     except SteepenError as error:
         raise SystemExit(f"steepen: {error}") from None
     except KeyboardInterrupt:

@@ -3,12 +3,18 @@
 #
 #   bash results/narrow/run.sh DATA WORK [STEP…]
 #
-# DATA is made as README.md says; runs and studies are written to WORK. Without steps all are made, in the order of what
-# each decides for its FLOPs (docs/log.md). What compares with the ladders trains only what is new: the published rows
-# of runs.csv are the reference. OPTIONS="--dry-run --gpu h200" shows what the steps cost.
+# DATA is made as README.md says; runs and studies are written to WORK. The steps are named below. Without any, those of the
+# ladder and of the claims are made, in the order of what each decides for its FLOPs (docs/log.md); steps that tune, register
+# and score have to be named. What compares with the ladders trains only what is new: the published rows of runs.csv are the
+# reference. OPTIONS="--dry-run --gpu h200" shows what the steps cost, also with DATA "" before there are any.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-data=$1 # "" for a dry run before there are any
+if [ $# -lt 2 ]; then
+    echo "usage: run.sh DATA WORK [STEP…], with the steps" >&2
+    sed -n 's/^    \([a-z0-9-]*\)).*/  \1/p' "$0" >&2
+    exit 2
+fi
+data=$1
 work=$2
 shift 2
 export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
@@ -30,7 +36,12 @@ shape() { # name, two lower depths, top depth: three rates at each, of two seeds
     study "$1" replication:recheck --arms vanilla --rungs "$2" --seeds 0,1
     study "$1-top" replication:recheck --arms vanilla --rungs "$3"
 }
+ladder=ladder,ladder-seeds,ladder-seeds-top,ladder-more-seeds,ladder-vanilla,ladder-top,ladder-top-seeds,ladder-top-10
 step() {
+    case "$1 ${OPTIONS:-}" in "register "*--dry-run* | "score "*--dry-run* | "depth "*--dry-run*)
+        echo "$1 trains nothing" && return
+        ;;
+    esac
     case $1 in
     rates) study rates replication:rates --arms "$fixed" --rungs 4,6 ;;
     chain) # two arms have only the sweeps that changed most for the others
@@ -52,7 +63,7 @@ step() {
         nine=untied-grow:9,deep-vanilla-grow:9,untied-2:9,deep-vanilla:9,loop-grow:9,loop-2:9,operator-1:9,vanilla:9
         study ladder-top replication:noise --cells "vanilla:10,$nine" --seeds 0
         ;;
-    top-10) # untied-grow with all tokens that there are, 6% fewer than its recipe has
+    top-10) # untied-grow with all tokens that DATA has (a dry run without DATA shows those of its recipe)
         ten=untied-grow:10,untied-2:10,deep-vanilla:10,deep-vanilla-grow:10,loop-grow:10,loop-2:10,operator-1:10
         study ladder-top-10 replication:noise --cells "$ten" --seeds 0 --shorten
         ;;
@@ -83,10 +94,10 @@ step() {
         ;;
     score) # adds what was measured to forecasts.jsonl
         steepen fit "$here/runs.csv" --reference vanilla --score "$here/forecasts.jsonl" \
-            --where "study in ($ladders, 'ladder-forecast', 'ladder-top-10')"
+            --where "study=$ladder,ladder-forecast"
         ;;
     fp8) PRESET=mini+precision=fp8 study fp8 replication:noise --arms vanilla --rungs 5,6,8 --seeds 0,1 ;;
-    shape) # Vanilla with other batches and widths, at depths of about the same FLOPs (docs/log.md)
+    shape) # Vanilla with other batches, and with other widths at depths of 5e13 to 8e14 FLOPs (docs/log.md)
         for batch in 4096 16384; do
             PRESET=mini+batch_tokens=$batch shape "shape-batch-$batch" 4,5 6
         done
@@ -129,15 +140,15 @@ step() {
         done
         ;;
     data) PRESET=$half study data-constrained data-constrained --part grid ;;
-    *) echo "run.sh: no step $1" >&2 && exit 2 ;;
+    *) echo "run.sh: no step $1; run.sh alone lists them" >&2 && exit 2 ;;
     esac
 }
 for one in "${@:-}"; do
     if [ -n "$one" ]; then
         step "$one"
     else
-        for each in ladder seeds fp8 data passes transfer forecast top coda core random random-4 target adamw tpp timing around width \
-            top-10 seeds-top depth recheck-12 recheck-top more-seeds top-seeds tokens shape vocabulary axes; do
+        for each in ladder seeds fp8 data passes transfer forecast top coda core random random-4 target adamw tpp timing \
+            around width top-10 seeds-top depth recheck-12 recheck-top more-seeds top-seeds tokens shape vocabulary axes; do
             step "$each"
         done
     fi

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from steepen.launch.cost_estimate import Speed, makespan
-from steepen.runs.spec import RunSpec
+from steepen.runs.spec import RunSpec, expected_flops, is_light
 
 Spec = Callable[..., RunSpec]
 
@@ -28,6 +28,17 @@ def test_speed_comes_from_finished_runs_of_similar_size_else_is_assumed(
     assert Speed.from_records([], device="NVIDIA H200").assumed_flops_per_second == pytest.approx(
         0.4 * 989.4e12
     )
+
+
+def test_small_runs_reach_less_of_a_gpus_peak(spec: Spec) -> None:
+    assumed, light, heavy = Speed.from_records([], gpu="h200"), spec(1), spec(1, depth=6, batch_tokens=2**26)
+    assert not is_light(heavy) and is_light(light)
+    for one, mfu in ((light, 0.15), (heavy, 0.4)):
+        assert assumed.seconds(one) == pytest.approx(expected_flops(one) / (mfu * 989.4e12) + 5)
+    assert assumed.source([heavy]) == "assuming 40% of the peak of one H200"
+    assert assumed.source([heavy, light]) == "assuming 40% of the peak of one H200, 15% for small runs"
+    given = Speed.from_records([], gpu="h200", mfu=0.3)
+    assert given.seconds(light) == pytest.approx(expected_flops(light) / (0.3 * 989.4e12) + 5)
 
 
 def test_runs_of_another_precision_say_nothing_about_the_speed(spec: Spec, trainer: ModuleType) -> None:

@@ -389,6 +389,21 @@ def test_savings_are_worded_by_their_direction() -> None:
     assert saving(0.41) == "2.439× more compute"
 
 
+def test_the_interval_of_more_compute_holds_its_estimate() -> None:
+    found = judged(ladder("vanilla"), ladder("worse", 0.8))["worse"]
+    number = r"([\d.]+)"
+    pattern = (
+        rf"needs {number}× more compute .*\(95% {number} to {number}; .*"
+        rf"at the top {number}× more compute \({number} to {number}\)"
+    )
+    words = re.search(pattern, found.sentence)
+    assert words is not None, found.sentence
+    mean, low, high, top, top_low, top_high = map(float, words.groups())
+    assert low < mean < high and top_low < top < top_high
+    assert mean == pytest.approx(1 / found.gain.value, abs=1e-3)
+    assert (low, high) == pytest.approx([1 / end for end in reversed(found.gain.interval)], abs=1e-3)
+
+
 def test_thousands_of_rungs_are_thinned() -> None:
     flops = np.geomspace(1e15, 1e25, 3000)
     arms = {"v": ladder("v", flops=flops), "a": ladder("a", 1.2, seed=2, flops=flops)}

@@ -14,7 +14,7 @@ import platform
 import statistics
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from steepen.errors import SteepenError, UsageError, is_whole, shorten
@@ -22,7 +22,7 @@ from steepen.recipe.accelerators import Accelerator, accelerator_of, find_accele
 from steepen.recipe.memory import largest_micro_batch
 from steepen.recipe.sharding import Shard
 from steepen.runs.record import RunRecord
-from steepen.runs.spec import RunSpec, expected_flops
+from steepen.runs.spec import RunSpec, expected_flops, is_light
 from steepen.utils.formatting import format_duration
 from steepen.utils.values import parse_duration
 
@@ -30,6 +30,7 @@ MAX_HOURS = 24.0  # `auto` takes more GPUs for a run that would train for longer
 MAX_GPUS = 1024
 ASSUMED_CPU_FLOPS = 1e10  # per second and process; used until a run has been measured
 ASSUMED_MFU = 0.4  # fraction of a GPU's peak; used until a run has been measured
+LIGHT_MFU = 0.15  # the same of small runs that share a GPU: 10% (d4) to 16% on an H200 (docs/log.md)
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,8 @@ class Speed:
     assumed_flops_per_second: float  # of one GPU, used for a precision without samples
     assumption: str  # where that rate comes from, for messages
     gpus_per_run: GpusPerRun = field(default_factory=GpusPerRun)  # several are that many times as fast as one
+    light: float = 1.0  # times the assumed rate, for runs whose steps leave most of a GPU idle
+    light_assumption: str = ""  # what is added to the assumption where there are such runs
 
     def seconds(self, spec: RunSpec, flops: float | None = None) -> float:
         """Estimated seconds of a run, or of the part of it that costs `flops`."""
@@ -112,7 +115,8 @@ class Speed:
         flops = whole if flops is None else flops
         samples = self._samples_like([spec])
         if not samples:
-            return flops / self.assumed_flops_per_second / self.gpus_per_run.of(spec) + START_SECONDS
+            assumed = self.assumed_flops_per_second * (self.light if is_light(spec) else 1)
+            return flops / assumed / self.gpus_per_run.of(spec) + START_SECONDS
         # Small networks leave a device idle, so speed depends on size: the three runs nearest to it count.
         # The median leaves out one that was disturbed, or was the first and compiled for all.
         size = whole / spec.tokens
@@ -124,7 +128,9 @@ class Speed:
     def source(self, specs: Sequence[RunSpec]) -> str:
         """How the speed of these runs was obtained, for messages."""
         found = len(self._samples_like(specs))
-        return f"measured on {found} finished {'run' if found == 1 else 'runs'}" if found else self.assumption
+        if found:
+            return f"measured on {found} finished {'run' if found == 1 else 'runs'}"
+        return self.assumption + self.light_assumption * any(map(is_light, specs))
 
     def _samples_like(self, specs: Sequence[RunSpec]) -> list[SpeedSample]:
         precisions = {spec.precision for spec in specs}
@@ -155,10 +161,14 @@ class Speed:
         if accelerator is not None:
             whose = f"{'one' if gpus.single else 'each'} {accelerator.name.upper()}"
             assumption = f"assuming {fraction:.0%} of the peak of {whose}"
-            return Speed(samples, accelerator.peak_flops * fraction, assumption, gpus)
+            assumed = Speed(samples, accelerator.peak_flops * fraction, assumption, gpus)
+            if mfu is not None:
+                return assumed
+            small = f", {LIGHT_MFU:.0%} for small runs"
+            return replace(assumed, light=LIGHT_MFU / fraction, light_assumption=small)
         why = "no run of this precision" if samples else "nothing"
         assumption = f"assuming {ASSUMED_CPU_FLOPS:.0e} FLOPs/s per process, as {why} is measured yet"
-        return Speed(samples, ASSUMED_CPU_FLOPS, assumption, gpus)
+        return Speed(samples, ASSUMED_CPU_FLOPS, assumption, gpus_per_run=gpus)
 
 
 def speed_samples(records: Iterable[RunRecord]) -> tuple[SpeedSample, ...]:

@@ -66,7 +66,10 @@ class KeepResult(Result):
         found = self.found
         shared = f"level {found.level:.2g}" + f" (shared among {found.tried} changes)" * (found.tried > 1)
         if self.rows:
-            yield self.table(f"gains below the noise floor are not told from the noise of seeds; {shared}")
+            by_laws = "; keep is answered by the fitted laws" * (found.verdict is not None)
+            yield self.table(
+                f"gains below the noise floor are not told from the noise of seeds; {shared}{by_laws}"
+            )
         yield Paragraph(f" {found.reason}", f"{found.answer}:", STYLES[found.answer])
         if found.next_step:
             yield Paragraph(f" {found.next_step}", "next:", "bold")

@@ -259,7 +259,10 @@ def answer_table(analysis: LadderAnalysis, verdicts: Sequence[Verdict], width: i
     ]  # fmt: skip
     request = analysis.request
     words = f"multiplier: times less {cost_axis(request.unit).noun}, mean over the common range"
-    lines = [f"{words} ({percent(1 - request.level)})", "p: of no difference, and of no growth"]
+    lines = [f"{words} ({percent(1 - request.level)})"]
+    if any((row.multiplier or 1) < 1 for row in rows):
+        lines.append(f"a multiplier below 1: more {cost_axis(request.unit).noun}")
+    lines.append("p: of no difference, and of no growth")
     if request.adjust and len(analysis.verdicts) + len(analysis.pairs) > 1:
         lines.append("words hold for all arms together (Holm); p is each arm's own")
     if any(row.by_what == "either" for row in rows):

@@ -159,6 +159,14 @@ def saving(value: float, cost: str = "compute") -> str:
     return f"{times(value)} less {cost}" if value >= 1 else f"{times(1 / value)} more {cost}"
 
 
+def _saving_range(value: float, interval: tuple[float, float]) -> str:
+    """A multiplier's interval, of more compute where `saving` says more of the multiplier itself."""
+    low, high = interval
+    if value < 1:
+        low, high = (1 / end if end else math.inf for end in (high, low))
+    return f"{low:.3f} to {high:.3f}"
+
+
 def verdict_sentence(v: Verdict) -> str:
     """The three answers of a verdict's fields, each with its numbers."""
     head = f"{v.arm} against {v.reference}: "
@@ -175,11 +183,10 @@ def _better(v: Verdict) -> str:
     low, high = v.flops_range or (math.nan, math.nan)
     span = f"from {format_flops(low, 2)} to {format_flops(high, 2)} {v.unit}"
     cost, confidence = _cost(v), _percent(v)
-    interval = f"({confidence} {gain.interval[0]:.3f} to {gain.interval[1]:.3f}; {p_text(gain.p_value)})"
     margin = f"±{100 * v.rule.equivalence:g}%"
     if v.better in ("better", "worse"):
-        top = v.top
-        at_top = f"at the top {saving(top.value, cost)} ({top.interval[0]:.3f} to {top.interval[1]:.3f})"
+        interval = f"({confidence} {_saving_range(gain.value, gain.interval)}; {p_text(gain.p_value)})"
+        at_top = f"at the top {saving(v.top.value, cost)} ({_saving_range(v.top.value, v.top.interval)})"
         return f"{v.better}. It needs {saving(gain.value, cost)} on average {span} {interval}, {at_top}."
     if v.better == "no difference":
         return (
@@ -187,7 +194,8 @@ def _better(v: Verdict) -> str:
             f" ({confidence} {gain.interval[0]:.3f} to {gain.interval[1]:.3f}; {p_text(v.p_equivalent)})."
         )
     return (
-        f"not resolved. The multiplier is {gain.value:.3f} on average {span} {interval}; neither a difference"
+        f"not resolved. The multiplier is {gain.value:.3f} on average {span} ({confidence}"
+        f" {gain.interval[0]:.3f} to {gain.interval[1]:.3f}; {p_text(gain.p_value)}); neither a difference"
         f" nor its absence within {margin} is shown."
     )
 
@@ -255,9 +263,10 @@ def what_would_change(v: Verdict) -> list[str]:
         )
     drifting = v.drifting
     if drifting and (words := _words(v, drifting.better, drifting.growth)):
+        weight = "under 1%" if drifting.weight < 0.01 else f"{drifting.weight:.0%}"
         lines.append(
-            "errors that drift along a ladder, which these rungs do not exclude (weight"
-            f" {drifting.weight:.0%}), would make it '{words}'"
+            f"errors that drift along a ladder, a model to which these rungs give {weight} of the weight,"
+            f" would make it '{words}'"
         )
     left = v.leave_one_out
     if not left:
