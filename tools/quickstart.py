@@ -51,9 +51,9 @@ def main(preset: str, dry_run: bool, gpu: str | None) -> int:
     widths = [high - low for low, high in (one.delta_gamma_interval for one in study.verdicts.values())]
     say(
         f"\nThe residual SD of the losses about their laws is at most {off:.2g} (E = {e:.2g}, 90% "
-        f"{least:.2g} to {most:.2g}). The ladder shows that these arms train and are measured here as they would be at "
-        f"scale. It cannot show exponents that differ as little as the paper's do ({largest.arm}: Δγ = "
-        f"{largest.delta_gamma:+.4f}): its intervals are {min(widths):.2g} wide. "
+        f"{least:.2g} to {most:.2g}). The ladder shows that these arms train and are measured here as they "
+        f"would be at scale. It cannot show exponents that differ as little as the paper's do "
+        f"({largest.arm}: Δγ = {largest.delta_gamma:+.4f}): its intervals are {min(widths):.2g} wide. "
         f"`steepen power --delta-gamma {abs(largest.delta_gamma):.2g}` says how large a ladder must be."
     )
     say(f"\n{page}: open it in any browser. Next: docs/tutorial.md.")
