@@ -46,7 +46,7 @@ $(VENV)/.ready-dev: pyproject.toml constraints.txt requirements.txt requirements
 
 # A ladder of three arms on the built-in corpus and its page; the paper's verdicts and this ladder's own.
 quickstart: setup
-	$(BIN)/python tools/quickstart.py $(PRESET) $(if $(DRY_RUN),--dry-run) $(if $(GPU),--gpu $(GPU))
+	$(BIN)/python tools/quickstart.py $(PRESET) $(if $(DRY_RUN),--dry-run $(if $(GPU),--gpu $(GPU)))
 
 # Types beside the tests: they keep one core busy for half a minute.
 test: setup-dev lint

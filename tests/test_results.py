@@ -202,6 +202,37 @@ def test_runs_around_a_rung_spend_its_flops_otherwise(
         assert expected_flops(spec) == pytest.approx(wanted, rel=1e-3)
 
 
+def test_a_sweep_names_what_differs(publish: Callable[..., int]) -> None:
+    table = sys.modules["publish_results"].sweep_table
+    usual = {
+        "arm": "vanilla",
+        "depth": "6",
+        "parameters": "2e6",
+        "tokens": "1e7",
+        "kl_depth_1": "",
+        "kl_depth_2": "",
+    }
+    rows = [
+        {**usual, "loss": str(3 + 0.1 * k), "rho": rho, "weight_decay": decay}
+        for k, (rho, decay) in enumerate([("0.1", "1"), ("0.2", "1"), ("0.1", "2"), ("0.2", "1")])
+    ]
+    line = table(rows).splitlines()[-1]
+    assert "3.0000 (rho 0.1); 3.1000 (rho 0.2); 3.2000 (rho 0.1, weight_decay 2)" in line  # no usual ρ
+    longer = [*rows, {**rows[0], "depth": "5", "loss": "3.5", "tokens": "3e7"}]
+    assert table(longer).splitlines()[-1] == "| vanilla | 5 | 3.5000 (15 tokens per parameter) |"
+    assert "3.0000 (rho 0.1, 5 tokens per parameter)" in table(longer)
+
+
+def test_the_best_tokens_per_parameter_are_those_planted(
+    publish: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sensitivity = load(RESULTS / "narrow" / "sensitivity.py")
+    points = [(tokens, 3 + 0.05 * math.log(tokens / 8) ** 2, 1e-6) for tokens in (3.0, 6.0, 12.0)]
+    above = sensitivity.best_tokens("arm", points, 5.0)
+    assert above == pytest.approx(0.05 * math.log(8 / 5) ** 2)
+    assert "optimum 8.0 (90% 8.0 to 8.0)" in capsys.readouterr().out
+
+
 def test_rates_may_be_tried_on_one_side_only(
     studies: ModuleType, context: StudyContext, tmp_path: Path
 ) -> None:

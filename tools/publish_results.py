@@ -26,7 +26,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from paper_claims import LADDER, VARIANTS, compared, fit_table, judge_claims
+from paper_claims import LADDER, VARIANTS, compared, fit_table, judge_claims, tokens_per_parameter
 
 from steepen import fit
 from steepen.evaluation.kl_depth import effective_depth
@@ -46,6 +46,7 @@ AXES = "growth-axes"  # studies that are judged beside the ladder's arms that th
 AXES_REFERENCES = ("vanilla", "untied-grow")
 VERDICTS = ("agrees", "differs", "undecided", "not run")
 KL_NATS = (2, 1)  # the paper's threshold, and one that these runs, whose divergence peaks at 2 to 5, can show
+SAME_LENGTH = 1.1  # times the tokens per parameter: growing arms vary by less from depth to depth
 SETTINGS = [one.name for one in fields(Hyperparameters)]
 Row = Mapping[str, Any]
 
@@ -206,20 +207,28 @@ def sweep_table(rows: Sequence[Row]) -> str:
     """Losses of a sweep by arm and depth, the lowest first, each with the settings that are not the usual."""
     ignored = {"study", "parameters", "tokens", "flops", "loss", "data", "seconds", "runs_per_gpu", "run"}
     ignored |= {f"kl_depth_{nats}" for nats in KL_NATS}
+    lengths: dict[str, list[float]] = {}  # by arm
+    for row in rows:
+        lengths.setdefault(row["arm"], []).append(tokens_per_parameter(row))
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["arm"], row["depth"]), []).append(row)
     lines: list[list[str]] = []
     for (arm, depth), own in groups.items():
         varied = [name for name in own[0] if name not in ignored and len({row[name] for row in own}) > 1]
-        common = {name: Counter(row[name] for row in own).most_common(1)[0] for name in varied}
-        usual = {name: value for name, (value, count) in common.items() if count > 1}
+        usual: dict[str, str] = {}  # what more runs have than any other
+        for name in varied:
+            (value, count), (_, next_count) = Counter(row[name] for row in own).most_common(2)
+            if count > next_count:
+                usual[name] = value
         cells: list[str] = []
         for row in sorted(own, key=lambda row: float(row["loss"])):
             rates_only = varied == ["learning_rate"]
             said = [
                 f"{name} {_short(row[name])}" for name in varied if rates_only or row[name] != usual.get(name)
             ]
+            if max(lengths[arm]) > SAME_LENGTH * min(lengths[arm]):
+                said.append(f"{tokens_per_parameter(row):.2g} tokens per parameter")
             cells.append(f"{float(row['loss']):.4f} ({', '.join(said) or 'the recipe'})")
         lines.append([arm, depth, "; ".join(cells)])
     return markdown(["arm", "depth", "loss, and what differs"], lines)

@@ -71,6 +71,8 @@ if __name__ == "__main__":
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--gpu", help="with --dry-run: h100, h200 …")
     given = parser.parse_args()
+    if given.gpu and not given.dry_run:
+        parser.error("--gpu is for --dry-run: runs use the GPU that is there")
     try:
         raise SystemExit(main(given.preset, given.dry_run, given.gpu))
     except SteepenError as error:

@@ -281,9 +281,9 @@ def around(
     for arm, depth, run in _ladder(context, arms, rungs):
         flops, recipe, rule = run.flops.total, context.recipe(arm), context.size_rule
         runs = [recipe.at_budget(arm, depth + d, rule, flops=flops, rho=run.rho) for d in (-1, 1)]
-        for times in map(float, fractions.split(",") if run.rho else ()):
-            rho = (run.rho or 0) * times
-            runs.append(recipe.at_budget(arm, depth, rule, flops=flops, rho=rho))
+        if run.rho is not None:
+            others = [run.rho * float(times) for times in fractions.split(",")]
+            runs += [recipe.at_budget(arm, depth, rule, flops=flops, rho=rho) for rho in others]
         for one in runs:
             varied = {"arm": arm.name, "rung": depth, "depth": one.shape.depth, "rho": one.rho,
                       "tokens_per_parameter": one.tokens / one.recipe_parameters}  # fmt: skip
@@ -294,7 +294,7 @@ def around(
     return Answer(
         study="around",
         question="Are tokens per parameter and the fraction after growth the best ones?",
-        section="Appendix A.3",
+        section="Appendix A.4",
         findings=tuple(f"{row[0]} d{row[2]}, ρ {row[3]}, {row[4]:.2f} tokens: {row[5]:.4f}" for row in rows),
         values={"around": [list(row) for row in rows]},
         tables=(Table("Around the recipe", (*names, "loss"), tuple(rows)),),

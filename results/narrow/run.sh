@@ -24,7 +24,8 @@ axes=untied-2+passes=2-4-6@0.5-0.75,vanilla+blocks=1-all@0.3,vanilla+context=0.2
 width=vanilla+width=0.5-1@0.4 # even depths: half the width needs an even number of heads
 half=mini+base_tokens=12582912 # 1.5 to 4 tokens per parameter from d8 to d5; the paper's 1B tokens are 0.7 to 8
 wide=--powers=-2,-1,0,1,2
-ladders="'ladder', 'ladder-seeds', 'ladder-seeds-top', 'ladder-vanilla', 'ladder-more-seeds'"
+low=ladder,ladder-seeds,ladder-seeds-top,ladder-vanilla,ladder-more-seeds # up to d8
+ladder=$low,ladder-top,ladder-top-seeds,ladder-top-10,ladder-forecast
 study() { # name, then the words of `steepen study`; PRESET is mini unless it is set
     name=$1
     shift
@@ -36,7 +37,6 @@ shape() { # name, two lower depths, top depth: three rates at each, of two seeds
     study "$1" replication:recheck --arms vanilla --rungs "$2" --seeds 0,1
     study "$1-top" replication:recheck --arms vanilla --rungs "$3"
 }
-ladder=ladder,ladder-seeds,ladder-seeds-top,ladder-more-seeds,ladder-vanilla,ladder-top,ladder-top-seeds,ladder-top-10
 step() {
     case "$1 ${OPTIONS:-}" in "register "*--dry-run* | "score "*--dry-run* | "depth "*--dry-run*)
         echo "$1 trains nothing" && return
@@ -82,7 +82,7 @@ step() {
         for target in vanilla:1.84e16:2.35e15 operator-1:1.41e16:2.35e15 untied-grow:1.89e16:3.78e15; do
             IFS=: read -r arm flops below <<<"$target"
             ! grep -qs "\"arm\": \"$arm\"" "$here/forecasts.jsonl" || continue
-            steepen fit "$here/runs.csv" --reference vanilla --where "study in ($ladders)" --where 'depth > 4' \
+            steepen fit "$here/runs.csv" --reference vanilla --where "study=$low" --where 'depth > 4' \
                 --where "flops < $below" --budget "$flops" --register "$work/all-arms.jsonl"
             grep "\"arm\": \"$arm\"" "$work/all-arms.jsonl" >>"$here/forecasts.jsonl"
             rm "$work/all-arms.jsonl"
@@ -94,7 +94,7 @@ step() {
         ;;
     score) # adds what was measured to forecasts.jsonl
         steepen fit "$here/runs.csv" --reference vanilla --score "$here/forecasts.jsonl" \
-            --where "study=$ladder,ladder-forecast"
+            --where "study=$ladder"
         ;;
     fp8) PRESET=mini+precision=fp8 study fp8 replication:noise --arms vanilla --rungs 5,6,8 --seeds 0,1 ;;
     shape) # Vanilla with other batches, and with other widths at depths of 5e13 to 8e14 FLOPs (docs/log.md)

@@ -14,7 +14,7 @@ import platform
 import statistics
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from steepen.errors import SteepenError, UsageError, is_whole, shorten
@@ -107,7 +107,6 @@ class Speed:
     assumption: str  # where that rate comes from, for messages
     gpus_per_run: GpusPerRun = field(default_factory=GpusPerRun)  # several are that many times as fast as one
     light: float = 1.0  # times the assumed rate, for runs whose steps leave most of a GPU idle
-    light_assumption: str = ""  # what is added to the assumption where there are such runs
 
     def seconds(self, spec: RunSpec, flops: float | None = None) -> float:
         """Estimated seconds of a run, or of the part of it that costs `flops`."""
@@ -130,7 +129,8 @@ class Speed:
         found = len(self._samples_like(specs))
         if found:
             return f"measured on {found} finished {'run' if found == 1 else 'runs'}"
-        return self.assumption + self.light_assumption * any(map(is_light, specs))
+        small = self.light != 1 and any(map(is_light, specs))
+        return self.assumption + f", {LIGHT_MFU:.0%} for small runs" * small
 
     def _samples_like(self, specs: Sequence[RunSpec]) -> list[SpeedSample]:
         precisions = {spec.precision for spec in specs}
@@ -161,11 +161,8 @@ class Speed:
         if accelerator is not None:
             whose = f"{'one' if gpus.single else 'each'} {accelerator.name.upper()}"
             assumption = f"assuming {fraction:.0%} of the peak of {whose}"
-            assumed = Speed(samples, accelerator.peak_flops * fraction, assumption, gpus)
-            if mfu is not None:
-                return assumed
-            small = f", {LIGHT_MFU:.0%} for small runs"
-            return replace(assumed, light=LIGHT_MFU / fraction, light_assumption=small)
+            light = LIGHT_MFU / fraction if mfu is None else 1.0
+            return Speed(samples, accelerator.peak_flops * fraction, assumption, gpus, light)
         why = "no run of this precision" if samples else "nothing"
         assumption = f"assuming {ASSUMED_CPU_FLOPS:.0e} FLOPs/s per process, as {why} is measured yet"
         return Speed(samples, ASSUMED_CPU_FLOPS, assumption, gpus_per_run=gpus)

@@ -115,7 +115,7 @@ class NextResult(Result):
                 f"less variance: of the open contrasts; per cost: per {unit}, relative to the best; settles: "
                 "the chance of an answer right after it"
             )
-            yield replace(self.table(caption), title="Runs to make, most told per cost first")
+            yield replace(self.table(caption), title="Runs to make, most variance removed per cost first")
         yield from (Paragraph(f"warning: {note}") for note in self.cautions[:3])
 
 
